@@ -28,48 +28,35 @@ TEST_CASE("throws for a null view with extents", "[attention][arguments]") {
   }
   KvCache<float> cache({.kv_heads = 2, .width = 4, .capacity = 3});
   cache.append(call.k, call.v);
-  check_refused(
-      [&] {
-        ssmax::decode<float>({.q = call.q, .out = call.out, .lse = {nullptr, {1, 2, 2}}}, cache);
-      },
-      {"decode: lse is null", "4"});
+  check_refused({"decode: lse is null", "4"}, [&] {
+    ssmax::decode<float>({.q = call.q, .out = call.out, .lse = {nullptr, {1, 2, 2}}}, cache);
+  });
   const AttentionState<float> state{
       {call.in.data(), {1, 2, 2}}, {call.in.data() + 8, {1, 2, 2}}, {call.in.data() + 16, {1, 2, 2, 4}}};
-  check_refused(
-      [&] {
-        ssmax::finish<float>(state, call.out, View<float, 3>(nullptr, {1, 2, 2}));
-      },
-      {"finish: lse is null"});
+  check_refused({"finish: lse is null"}, [&] {
+    ssmax::finish<float>(state, call.out, View<float, 3>(nullptr, {1, 2, 2}));
+  });
   const View<const float, 2> y(call.in.data(), {2, 4});
   const View<float, 2> dz(call.to.data(), {2, 4});
-  check_refused(
-      [&] {
-        ssmax::softmax_backward<float, 2>({.out = y, .dout = y, .logits = {nullptr, {2, 4}}, .dlogits = dz});
-      },
-      {"softmax_backward: logits is null"});
-  check_refused(
-      [&] {
-        ssmax::log_softmax_backward<float, 2>(
-            {.out = y, .dout = y, .logits = {call.in.data(), {2, 5}}, .dlogits = dz});
-      },
-      {"log_softmax_backward: logits has extent 5"});
+  check_refused({"softmax_backward: logits is null"}, [&] {
+    ssmax::softmax_backward<float, 2>({.out = y, .dout = y, .logits = {nullptr, {2, 4}}, .dlogits = dz});
+  });
+  check_refused({"log_softmax_backward: logits has extent 5"}, [&] {
+    ssmax::log_softmax_backward<float, 2>(
+        {.out = y, .dout = y, .logits = {call.in.data(), {2, 5}}, .dlogits = dz});
+  });
   const std::vector<index_t> targets{0, 1};
-  check_refused(
-      [&] {
-        ssmax::cross_entropy<float>(y, targets, {nullptr, {2, 4}});
-      },
-      {"cross_entropy: dlogits is null"});
-  check_refused(
-      [&] {
-        ssmax::attention_backward<float>(
-            {.q = call.q, .k = call.k, .v = call.v, .out = call.q, .lse = state.sum},
-            {.dout = call.q,
-             .dlse = {nullptr, {0, 0, 2}},
-             .dq = call.out,
-             .dk = {call.to.data() + 16, {1, 2, 3, 4}},
-             .dv = {call.to.data() + 40, {1, 2, 3, 4}}});
-      },
-      {"attention_backward: dlse"});
+  check_refused({"cross_entropy: dlogits is null"}, [&] {
+    ssmax::cross_entropy<float>(y, targets, {nullptr, {2, 4}});
+  });
+  check_refused({"attention_backward: dlse"}, [&] {
+    ssmax::attention_backward<float>({.q = call.q, .k = call.k, .v = call.v, .out = call.q, .lse = state.sum},
+                                     {.dout = call.q,
+                                      .dlse = {nullptr, {0, 0, 2}},
+                                      .dq = call.out,
+                                      .dk = {call.to.data() + 16, {1, 2, 3, 4}},
+                                      .dv = {call.to.data() + 40, {1, 2, 3, 4}}});
+  });
   CHECK(std::ranges::count(call.to, -7.0F) == 64);
 }
 
@@ -93,12 +80,10 @@ TEST_CASE("throws unless the count of parameters equals the count of heads", "[a
   std::vector<float> one(1, 1), three(3, 1), two(2, 1), table(3, 1);
   const auto refuses = [&](std::initializer_list<std::string_view> words, const auto& scaling,
                            const ssmax::AttentionOptions<float>& options = {}) {
-    check_refused(
-        [&] {
-          ssmax::attention<float>({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, scaling, Full{},
-                                  options);
-        },
-        words);
+    check_refused(words, [&] {
+      ssmax::attention<float>({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, scaling, Full{},
+                              options);
+    });
   };
   for (const std::vector<float>* wrong : {&one, &three}) {
     const std::string extent = "has extent " + std::to_string(wrong->size());
@@ -109,8 +94,8 @@ TEST_CASE("throws unless the count of parameters equals the count of heads", "[a
     refuses({"attention: sinks " + extent, "heads are 2"}, Softmax{}, {.sinks = *wrong});
     const AttentionState<float> state{
         {call.in.data(), {1, 2, 2}}, {call.in.data() + 8, {1, 2, 2}}, {call.in.data() + 16, {1, 2, 2, 4}}};
-    check_refused([&] { ssmax::finish<float>(state, call.out, {}, *wrong); },
-                  {"finish: sinks " + extent, "heads are 2"});
+    check_refused({"finish: sinks " + extent, "heads are 2"},
+                  [&] { ssmax::finish<float>(state, call.out, {}, *wrong); });
     std::vector<float> gradient = *wrong;
     refuses({"ds " + extent, "heads are 2"}, SSMax{two}.gradient(gradient));
     refuses({"db " + extent, "heads are 2"}, SSMax{two, two}.gradient(two, gradient));
@@ -125,33 +110,26 @@ TEST_CASE("throws unless the count of parameters equals the count of heads", "[a
   // Row functions of rank 1 and 2 have one head.
   const View<const float, 2> z(call.in.data(), {2, 4});
   const View<float, 2> y(call.to.data(), {2, 4});
-  check_refused([&] { ssmax::softmax(z, y, SSMax{two}); }, {"s has extent 2", "heads are 1"});
+  check_refused({"s has extent 2", "heads are 1"}, [&] { ssmax::softmax(z, y, SSMax{two}); });
   CHECK_NOTHROW(ssmax::softmax(z, y, SSMax{one}));
   const std::vector<float> longer(9, 1);
   CHECK_NOTHROW(ssmax::softmax(z, y, ssmax::SizeTable{longer}));
 }
 
 TEST_CASE("throws unless dsinks has one element per head", "[attention][backward][arguments]") {
-  const Problem<float> problem({1, 2, 2, 2, 3, 4, 4});
+  const Problem<float> problem({1, 2, 2, 2, 3, 4, 4}, 1, Dlse::left_out);
   std::vector<float> sinks(2), three(3), one(1);
   const Output<float> output = run(problem, Softmax{}, Full{}, {.sinks = sinks});
   Result<float> result(problem);
   const auto run = [&](std::span<const float> of_sinks, std::span<float> dsinks) {
-    ssmax::attention_backward<float>({.q = problem.q_view(),
-                                      .k = problem.k_view(),
-                                      .v = problem.v_view(),
-                                      .out = {output.out.data(), {1, 2, 2, 4}},
-                                      .lse = {output.lse.data(), {1, 2, 2}}},
-                                     {.dout = {problem.dout.data(), {1, 2, 2, 4}},
-                                      .dq = {result.dq.data(), {1, 2, 2, 4}},
-                                      .dk = {result.dk.data(), {1, 2, 3, 4}},
-                                      .dv = {result.dv.data(), {1, 2, 3, 4}},
-                                      .dsinks = dsinks},
-                                     Softmax{}, Full{}, {.sinks = of_sinks});
+    AttentionGradients<float> gradients = gradients_to(problem, result);
+    gradients.dsinks = dsinks;
+    ssmax::attention_backward<float>(backward_arguments_of(problem, output), gradients, Softmax{}, Full{},
+                                     {.sinks = of_sinks});
   };
-  check_refused([&] { run(three, {}); }, {"attention_backward: sinks has extent 3", "heads are 2"});
-  check_refused([&] { run(sinks, three); }, {"attention_backward: dsinks has extent 3", "heads are 2"});
-  check_refused([&] { run(sinks, one); }, {"attention_backward: dsinks has extent 1", "heads are 2"});
+  check_refused({"attention_backward: sinks has extent 3", "heads are 2"}, [&] { run(three, {}); });
+  check_refused({"attention_backward: dsinks has extent 3", "heads are 2"}, [&] { run(sinks, three); });
+  check_refused({"attention_backward: dsinks has extent 1", "heads are 2"}, [&] { run(sinks, one); });
 }
 
 }  // namespace attention_problem::backward_problem::arguments_optional_test

@@ -169,33 +169,23 @@ TEST_CASE("accumulate: the other type of each large shape", "[attention][backwar
 }
 
 TEST_CASE("accumulate: NaN in old values stays in its channel", "[attention][backward][accumulate]") {
-  const Problem<float> problem(shapes[0]);
+  const Problem<float> problem(shapes[0], 1, Dlse::left_out);
   const Output<float> output = run(problem, Softmax{}, Causal{});
-  std::vector<float> dk(problem.k.size()), dv(problem.v.size()), dq(problem.q.size());
-  dq[7] = dk[8] = dv[9] = nan<float>;
-  const Shape& s = problem.shape;
-  ssmax::attention_backward<float>({.q = problem.q_view(),
-                                    .k = problem.k_view(),
-                                    .v = problem.v_view(),
-                                    .out = {output.out.data(), {s.batch, s.heads, s.queries, s.dv}},
-                                    .lse = {output.lse.data(), {s.batch, s.heads, s.queries}}},
-                                   {.dout = {problem.dout.data(), {s.batch, s.heads, s.queries, s.dv}},
-                                    .dq = {dq.data(), {s.batch, s.heads, s.queries, s.d}},
-                                    .dk = {dk.data(), {s.batch, s.kv_heads, s.keys, s.d}},
-                                    .dv = {dv.data(), {s.batch, s.kv_heads, s.keys, s.dv}},
-                                    .accumulate = true},
-                                   Softmax{}, Causal{});
+  backward_problem::Result<float> result(problem);
+  result.dq[7] = result.dk[8] = result.dv[9] = nan<float>;
+  AttentionGradients<float> gradients = gradients_to(problem, result);
+  gradients.accumulate = true;
+  ssmax::attention_backward<float>(backward_arguments_of(problem, output), gradients, Softmax{}, Causal{});
   const auto nan_count = [](const std::vector<float>& numbers) {
     return std::ranges::count_if(numbers, [](float x) { return std::isnan(x); });
   };
-  CHECK((nan_count(dq) == 1 && nan_count(dk) == 1 && nan_count(dv) == 1));
+  CHECK((nan_count(result.dq) == 1 && nan_count(result.dk) == 1 && nan_count(result.dv) == 1));
 }
 
 TEST_CASE("accumulate: the bf16 path rounds old value + gradient once",
           "[attention][backward][accumulate][bfloat16][products]") {
   const Problem<ssmax::bfloat16> problem(shapes[0]);
-  for_each_target_of_products([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of_products([&](const std::string&) {
     const Output<ssmax::bfloat16> output = run(problem, SSMax<float>(0.4F, 0.1F), Causal{});
     const auto gradient = differentiate<ssmax::bfloat16>(problem, output, Causal{}, {}, false, Serial{}),
                got = differentiate<ssmax::bfloat16>(problem, output, Causal{}, {}, true, Serial{});

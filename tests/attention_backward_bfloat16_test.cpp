@@ -143,8 +143,7 @@ TEST_CASE("gradients on the bf16 path are bit-identical for any number of thread
           "[attention][backward][bfloat16][products]") {
   const Problem<bfloat16> problem({1, 4, 2, 300, 600, 40, 24});
   const Causal mask;
-  for_each_target_of_products([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of_products([&](const std::string&) {
     const Result<bfloat16> serial = run_backward(problem, Constant{3}, mask);
     ssmax::ThreadPool pool(3);
     const Result<bfloat16> parallel = run_backward(problem, Constant{3}, mask, {}, pool);
@@ -161,8 +160,7 @@ TEST_CASE("float_products computes gradients in float", "[attention][backward][b
   wide.k.assign(problem.k.begin(), problem.k.end());
   wide.v.assign(problem.v.begin(), problem.v.end());
   wide.dout.assign(problem.dout.begin(), problem.dout.end());
-  for_each_target_of_products([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of_products([&](const std::string&) {
     const Output<bfloat16> output = run(problem, Constant{2}, Causal{}, {.float_products = true});
     Output<float> widened(problem.shape);
     widened.out.assign(output.out.begin(), output.out.end());
@@ -234,8 +232,7 @@ TEST_CASE("NaN in dlse or lse reaches the gradients", "[attention][backward][bfl
   std::memcpy(&full, &bits, sizeof(full));
   Problem<bfloat16> problem({1, 1, 1, 40, 60, 32, 32});
   problem.dlse[11] = full;
-  for_each_target_of_products([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of_products([&](const std::string&) {
     const auto result = run_backward(problem, Constant{1}, Full{});
     check_path(result);
     CHECK(std::isnan(static_cast<float>(result.dq[11 * 32])));
@@ -249,8 +246,7 @@ TEST_CASE("subnormal numbers count as 0 in products of gradients",
           "[attention][backward][bfloat16][products]") {
   Problem<bfloat16> problem({1, 1, 1, 20, 40, 32, 32});
   std::fill(problem.q.begin(), problem.q.end(), std::numeric_limits<bfloat16>::denorm_min());
-  for_each_target_of_products([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of_products([&](const std::string&) {
     const auto result = run_backward(problem, Constant{1}, Full{});
     check_path(result);
     for (const bfloat16 value : result.dk) CHECK(static_cast<float>(value) == 0);

@@ -88,8 +88,7 @@ TEST_CASE("the gradient of a bias accepts any strides and leaves the gaps unchan
   const std::vector<float> values = reference::normals<float>(size_of(shape), 5);
   const Extents extents = extents_of(shape);
   const View<const float, 4> bias(values.data(), extents);
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     const Problem<float> problem(shape);
     std::vector<double> together(size_of(shape)), apart(2 * size_of(shape) + 10, -8);
     run_backward(problem, SSMax<float>{}, Causal{},

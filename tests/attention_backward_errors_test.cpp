@@ -21,8 +21,6 @@ using untouched_memory::untouched;
 /// A valid call: batch 2, 4 heads, 2 kv heads, 5 queries, 7 keys, widths 8 and 6. Each test changes one argument.
 /// Inputs begin 512 elements after each other, and so do outputs.
 struct Call : Memory {
-  float* const in = inputs.data();
-  float* const to = outputs.data();
   BackwardArguments<float> a{.q = {in, {2, 4, 5, 8}},
                              .k = {in + 512, {2, 2, 7, 8}},
                              .v = {in + 2 * 512, {2, 2, 7, 6}},
@@ -54,6 +52,14 @@ struct Call : Memory {
   }
 };
 
+/// Checks that a valid call is refused after one change.
+template <class Change>
+void refuses(std::initializer_list<std::string_view> words, const Change& change) {
+  Call call;
+  change(call);
+  call.refuses_backward(words);
+}
+
 TEST_CASE("backward accepts a valid call and writes only its gradients", "[attention][backward][errors]") {
   Call call;
   CHECK_NOTHROW(call.run());
@@ -71,12 +77,12 @@ std::array<index_t, Rank> extents_of(const View<const float, Rank>& view) {
 }
 
 /// Checks that each extent of a view throws if it is one too large or one too small.
-template <class T, int Rank, class Get>
-void refuses_extents(const Get& get, const std::string& name) {
+template <class A, class T, int Rank>
+void refuses_extents(A Call::*tensors, View<T, Rank> A::*tensor, const std::string& name) {
   for (std::size_t i = 0; i < Rank; ++i) {
     for (const index_t by : {1, -1}) {
       Call call;
-      View<T, Rank>& view = get(call);
+      View<T, Rank>& view = call.*tensors.*tensor;
       auto extents = extents_of(View<const float, Rank>(view));
       const index_t expected = extents[i];
       extents[i] += by;
@@ -89,130 +95,56 @@ void refuses_extents(const Get& get, const std::string& name) {
 
 TEST_CASE("backward throws for each mismatched extent of out, lse, dout and gradients",
           "[attention][backward][errors]") {
-  refuses_extents<const float, 4>(
-      [](Call & call) -> auto& { return call.a.out; }, "out");
-  refuses_extents<const float, 3>(
-      [](Call & call) -> auto& { return call.a.lse; }, "lse");
-  refuses_extents<const float, 4>(
-      [](Call & call) -> auto& { return call.g.dout; }, "dout");
-  refuses_extents<const float, 3>(
-      [](Call & call) -> auto& { return call.g.dlse; }, "dlse");
-  refuses_extents<float, 4>(
-      [](Call & call) -> auto& { return call.g.dq; }, "dq");
-  refuses_extents<float, 4>(
-      [](Call & call) -> auto& { return call.g.dk; }, "dk");
-  refuses_extents<float, 4>(
-      [](Call & call) -> auto& { return call.g.dv; }, "dv");
+  using Gradients = AttentionGradients<float>;
+  refuses_extents(&Call::a, &BackwardArguments<float>::out, "out");
+  refuses_extents(&Call::a, &BackwardArguments<float>::lse, "lse");
+  refuses_extents(&Call::g, &Gradients::dout, "dout");
+  refuses_extents(&Call::g, &Gradients::dlse, "dlse");
+  refuses_extents(&Call::g, &Gradients::dq, "dq");
+  refuses_extents(&Call::g, &Gradients::dk, "dk");
+  refuses_extents(&Call::g, &Gradients::dv, "dv");
 }
 
 TEST_CASE("backward throws for mismatched inputs", "[attention][backward][errors]") {
-  Call call;
-  SECTION("heads") {
-    call.a.k = {call.in, {2, 3, 7, 8}};
-    call.a.v = {call.in, {2, 3, 7, 6}};
-    call.refuses_backward({"q has heads 4", "multiple", "3"});
-  }
-  SECTION("batch of k") {
-    call.a.k = {call.in, {1, 2, 7, 8}};
-    call.refuses_backward({"k has extent 1 in dimension 0", "q has 2"});
-  }
-  SECTION("width of k") {
-    call.a.k = {call.in, {2, 2, 7, 4}};
-    call.refuses_backward({"k has extent 4 in dimension 3", "q has 8"});
-  }
-  SECTION("keys of v") {
-    call.a.v = {call.in, {2, 2, 6, 6}};
-    call.refuses_backward({"v has extent 6 in dimension 2", "k has 7"});
-  }
-  SECTION("a negative extent") {
-    call.a.k = {call.in, {2, 2, -7, 8}};
-    call.refuses_backward({"k", "-7"});
-  }
+  refuses({"q has heads 4", "multiple", "3"}, [](Call& c) {
+    c.a.k = {c.in, {2, 3, 7, 8}};
+    c.a.v = {c.in, {2, 3, 7, 6}};
+  });
+  refuses({"k has extent 1 in dimension 0", "q has 2"}, [](Call& c) { c.a.k = {c.in, {1, 2, 7, 8}}; });
+  refuses({"k has extent 4 in dimension 3", "q has 8"}, [](Call& c) { c.a.k = {c.in, {2, 2, 7, 4}}; });
+  refuses({"v has extent 6 in dimension 2", "k has 7"}, [](Call& c) { c.a.v = {c.in, {2, 2, 6, 6}}; });
+  refuses({"k", "-7"}, [](Call& c) { c.a.k = {c.in, {2, 2, -7, 8}}; });
 }
 
 TEST_CASE("backward throws for null views", "[attention][backward][errors]") {
-  Call call;
-  SECTION("q") {
-    call.a.q = {nullptr, {2, 4, 5, 8}};
-    call.refuses_backward({"q is null", "320"});
-  }
-  SECTION("k") {
-    call.a.k = {nullptr, {2, 2, 7, 8}};
-    call.refuses_backward({"k is null", "224"});
-  }
-  SECTION("v") {
-    call.a.v = {nullptr, {2, 2, 7, 6}};
-    call.refuses_backward({"v is null", "168"});
-  }
-  SECTION("out") {
-    call.a.out = {nullptr, {2, 4, 5, 6}};
-    call.refuses_backward({"out is null", "240"});
-  }
-  SECTION("lse") {
-    call.a.lse = {nullptr, {2, 4, 5}};
-    call.refuses_backward({"lse is null", "40"});
-    call.a.lse = {};
-    call.refuses_backward({"lse has extent 0", "dimension 0", "2"});
-  }
-  SECTION("dout") {
-    call.g.dout = {nullptr, {2, 4, 5, 6}};
-    call.refuses_backward({"dout is null", "240"});
-    call.g.dout = {};
-    call.refuses_backward({"dout has extent 0", "2"});
-  }
-  SECTION("dq, dk, dv") {
-    call.g.dq = {nullptr, {2, 4, 5, 8}};
-    call.refuses_backward({"dq is null", "320"});
-    call.g.dq = {};
-    call.refuses_backward({"dq has extent 0", "2"});
-  }
-  SECTION("dk") {
-    call.g.dk = {nullptr, {2, 2, 7, 8}};
-    call.refuses_backward({"dk is null", "224"});
-  }
-  SECTION("dv") {
-    call.g.dv = {nullptr, {2, 2, 7, 6}};
-    call.refuses_backward({"dv is null", "168"});
-  }
-  SECTION("dlse is optional") {
-    call.g.dlse = {};
-    CHECK_NOTHROW(call.run());
-  }
+  refuses({"q is null", "320"}, [](Call& c) { c.a.q = {nullptr, {2, 4, 5, 8}}; });
+  refuses({"k is null", "224"}, [](Call& c) { c.a.k = {nullptr, {2, 2, 7, 8}}; });
+  refuses({"v is null", "168"}, [](Call& c) { c.a.v = {nullptr, {2, 2, 7, 6}}; });
+  refuses({"out is null", "240"}, [](Call& c) { c.a.out = {nullptr, {2, 4, 5, 6}}; });
+  refuses({"lse is null", "40"}, [](Call& c) { c.a.lse = {nullptr, {2, 4, 5}}; });
+  refuses({"lse has extent 0", "dimension 0", "2"}, [](Call& c) { c.a.lse = {}; });
+  refuses({"dout is null", "240"}, [](Call& c) { c.g.dout = {nullptr, {2, 4, 5, 6}}; });
+  refuses({"dout has extent 0", "2"}, [](Call& c) { c.g.dout = {}; });
+  refuses({"dq is null", "320"}, [](Call& c) { c.g.dq = {nullptr, {2, 4, 5, 8}}; });
+  refuses({"dq has extent 0", "2"}, [](Call& c) { c.g.dq = {}; });
+  refuses({"dk is null", "224"}, [](Call& c) { c.g.dk = {nullptr, {2, 2, 7, 8}}; });
+  refuses({"dv is null", "168"}, [](Call& c) { c.g.dv = {nullptr, {2, 2, 7, 6}}; });
+  Call without_dlse;
+  without_dlse.g.dlse = {};
+  CHECK_NOTHROW(without_dlse.run());
 }
 
 TEST_CASE("backward throws for unsupported strides", "[attention][backward][errors]") {
-  Call call;
-  SECTION("of channels of inputs") {
-    const View<const float, 4> apart(call.in, {2, 4, 5, 6}, {240, 60, 12, 2});
-    call.a.out = apart;
-    call.refuses_backward({"out", "stride 2", "1"});
-    call.a.out = {call.in + 3 * 512, {2, 4, 5, 6}};
-    call.g.dout = apart;
-    call.refuses_backward({"dout", "stride 2", "1"});
-  }
-  SECTION("of rows of lse") {
-    call.a.lse = {call.in, {2, 4, 5}, {20, 1, 4}};
-    call.refuses_backward({"lse", "stride 4", "1"});
-    call.a.lse = {call.in, {2, 4, 5}};
-    call.g.dlse = {call.in, {2, 4, 5}, {20, 1, 4}};
-    call.refuses_backward({"dlse", "stride 4", "1"});
-  }
-  SECTION("of channels of gradients") {
-    call.g.dq = {call.to, {2, 4, 5, 8}, {320, 80, 16, 2}};
-    call.refuses_backward({"dq", "stride 2", "1"});
-  }
-  SECTION("gradients that overlap themselves") {
-    call.g.dq = {call.to, {2, 4, 5, 8}, {140, 35, 7, 1}};
-    call.refuses_backward({"dq", "stride 7", "8"});
-  }
-  SECTION("heads of dk that overlap") {
-    call.g.dk = {call.to + 512, {2, 2, 7, 8}, {56, 0, 8, 1}};
-    call.refuses_backward({"dk", "stride 0"});
-  }
-  SECTION("batches of dv that overlap") {
-    call.g.dv = {call.to + 2 * 512, {2, 2, 7, 6}, {83, 42, 6, 1}};
-    call.refuses_backward({"dv", "stride 83", "84"});
-  }
+  refuses({"out", "stride 2", "1"}, [](Call& c) { c.a.out = {c.in, {2, 4, 5, 6}, {240, 60, 12, 2}}; });
+  refuses({"dout", "stride 2", "1"}, [](Call& c) { c.g.dout = {c.in, {2, 4, 5, 6}, {240, 60, 12, 2}}; });
+  refuses({"lse", "stride 4", "1"}, [](Call& c) { c.a.lse = {c.in, {2, 4, 5}, {20, 1, 4}}; });
+  refuses({"dlse", "stride 4", "1"}, [](Call& c) { c.g.dlse = {c.in, {2, 4, 5}, {20, 1, 4}}; });
+  refuses({"dq", "stride 2", "1"}, [](Call& c) { c.g.dq = {c.to, {2, 4, 5, 8}, {320, 80, 16, 2}}; });
+  refuses({"dq", "stride 7", "8"}, [](Call& c) { c.g.dq = {c.to, {2, 4, 5, 8}, {140, 35, 7, 1}}; });
+  refuses({"dk", "stride 0"}, [](Call& c) { c.g.dk = {c.to + 512, {2, 2, 7, 8}, {56, 0, 8, 1}}; });
+  refuses({"dv", "stride 83", "84"}, [](Call& c) {
+    c.g.dv = {c.to + 2 * 512, {2, 2, 7, 6}, {83, 42, 6, 1}};
+  });
 }
 
 // ---- Overlaps ---------------------------------------------------------------------------------------------
@@ -248,28 +180,19 @@ TEST_CASE("backward throws for gradients that overlap inputs or each other",
     put("dlse", [&](Call& call, float* at) { call.g.dlse = {at - 39, {2, 4, 5}}; });
     put("sinks", [&](Call& call, float* at) { call.options.sinks = {at - 3, 4}; });
   }
+  refuses({"dk", "overlaps", "dq", "4 bytes"}, [](Call& c) { c.g.dk = {c.to + 319, {2, 2, 7, 8}}; });
+  refuses({"dv", "overlaps", "dq", "4 bytes"}, [](Call& c) { c.g.dv = {c.to + 319, {2, 2, 7, 6}}; });
+  refuses({"dv", "overlaps", "dk", "4 bytes"}, [](Call& c) { c.g.dv = {c.to + 512 + 223, {2, 2, 7, 6}}; });
+}
+
+TEST_CASE("backward throws for gradients of sinks and of a bias that overlap",
+          "[attention][backward][errors]") {
   Call call;
-  SECTION("dk overlaps dq") {
-    call.g.dk = {call.to + 319, {2, 2, 7, 8}};
-    call.refuses_backward({"dk", "overlaps", "dq", "4 bytes"});
-  }
-  SECTION("dv overlaps dq") {
-    call.g.dv = {call.to + 319, {2, 2, 7, 6}};
-    call.refuses_backward({"dv", "overlaps", "dq", "4 bytes"});
-  }
-  SECTION("dv overlaps dk") {
-    call.g.dv = {call.to + 512 + 223, {2, 2, 7, 6}};
-    call.refuses_backward({"dv", "overlaps", "dk", "4 bytes"});
-  }
-  SECTION("dsinks overlaps dv") {
-    std::vector<float> sinks(4);
+  SECTION("dsinks") {
+    std::vector<float> sinks(4, 1.0F);
     call.options.sinks = sinks;
     call.g.dsinks = {call.to + 2 * 512 + 167, 4};
     call.refuses_backward({"dsinks", "dv", "overlaps", "4 bytes"});
-  }
-  SECTION("dsinks overlaps sinks and inputs") {
-    std::vector<float> sinks(4, 1.0F);
-    call.options.sinks = sinks;
     call.g.dsinks = sinks;
     call.refuses_backward({"dsinks", "sinks", "overlaps", "16 bytes"});
     call.g.dsinks = {call.in + 4 * 512 + 39, 4};

@@ -90,68 +90,22 @@ TEST_CASE("gradients are bit-identical for any dimension order, gaps and negativ
   }
 }
 
-/// Columns of [batch, position, q heads · d + k heads · d + v heads · dv].
-template <class T>
-struct PackedQkv {
-  Shape s;
-  std::vector<T> storage;
-
-  PackedQkv(const Shape& shape, T value)
-      : s(shape), storage(static_cast<std::size_t>(s.batch * s.queries * pitch()), value) {}
-  index_t pitch() const { return (s.heads + s.kv_heads) * s.d + s.kv_heads * s.dv; }
-  View<T, 4> columns(index_t first, index_t heads, index_t width) {
-    return {
-        storage.data() + first, {s.batch, heads, s.queries, width}, {s.queries * pitch(), width, pitch(), 1}};
-  }
-  View<T, 4> q() { return columns(0, s.heads, s.d); }
-  View<T, 4> k() { return columns(s.heads * s.d, s.kv_heads, s.d); }
-  View<T, 4> v() { return columns((s.heads + s.kv_heads) * s.d, s.kv_heads, s.dv); }
-};
-
-template <class T, class F>
-void for_each(const View<T, 4>& view, const F& f) {
-  for (index_t b = 0; b < view.extent(0); ++b) {
-    for (index_t h = 0; h < view.extent(1); ++h) {
-      for (index_t i = 0; i < view.extent(2); ++i) {
-        for (index_t c = 0; c < view.extent(3); ++c) f(view(b, h, i, c));
-      }
-    }
-  }
-}
-
 template <class T>
 void check_packed(const Shape& s) {
   const Problem<T> problem(s);
   const SSMax<Compute<T>> scaling{Compute<T>(0.4)};
   const Output<T> output = run(problem, scaling, Causal{});
   PackedQkv<T> qkv(s, T(0.0F)), gradients(s, T(nan<float>));
-  const auto fill = [](const View<T, 4>& view, const std::vector<T>& values) {
-    auto next = values.begin();
-    for_each(view, [&](T& element) { element = *next++; });
-  };
-  fill(qkv.q(), problem.q);
-  fill(qkv.k(), problem.k);
-  fill(qkv.v(), problem.v);
-  const std::array<index_t, 4> of_out{s.batch, s.heads, s.queries, s.dv};
-  const std::array<index_t, 3> of_rows{s.batch, s.heads, s.queries};
-  ssmax::attention_backward<T>({.q = qkv.q(),
-                                .k = qkv.k(),
-                                .v = qkv.v(),
-                                .out = {output.out.data(), of_out},
-                                .lse = {output.lse.data(), of_rows}},
-                               {.dout = {problem.dout.data(), of_out},
-                                .dlse = {problem.dlse.data(), of_rows},
-                                .dq = gradients.q(),
-                                .dk = gradients.k(),
-                                .dv = gradients.v()},
-                               scaling, Causal{});
+  qkv.fill(problem);
+  ssmax::attention_backward<T>(
+      {.q = qkv.q(), .k = qkv.k(), .v = qkv.v(), .out = output.out_view(), .lse = output.lse_view()},
+      {.dout = problem.dout_view(),
+       .dlse = problem.dlse_view(),
+       .dq = gradients.q(),
+       .dk = gradients.k(),
+       .dv = gradients.v()},
+      scaling, Causal{});
   const Result<T> expected = backward(problem, output, scaling, Causal{}, ssmax::Identity{});
-  const auto differences = [](const View<T, 4>& view, const std::vector<T>& values) {
-    int wrong = 0;
-    auto next = values.begin();
-    for_each(view, [&](T& element) { wrong += same_bits(element, *next++) ? 0 : 1; });
-    return wrong;
-  };
   CHECK(differences(gradients.q(), expected.dq) == 0);
   CHECK(differences(gradients.k(), expected.dk) == 0);
   CHECK(differences(gradients.v(), expected.dv) == 0);
@@ -179,27 +133,16 @@ TEST_CASE("strides of dimensions of extent 1 are ignored in a packed matrix",
   const auto one_head = [&](const View<float, 4>& view, index_t stride) {
     return View<float, 4>(view.data_handle(), {2, 1, 20, 8}, {view.stride(0), stride, view.stride(2), 1});
   };
-  const std::array<index_t, 4> of_out{2, 3, 20, 8};
-  ssmax::attention_backward<float>({.q = problem.q_view(),
-                                    .k = problem.k_view(),
-                                    .v = problem.v_view(),
-                                    .out = {output.out.data(), of_out},
-                                    .lse = {output.lse.data(), {2, 3, 20}}},
-                                   {.dout = {problem.dout.data(), of_out},
-                                    .dlse = {problem.dlse.data(), {2, 3, 20}},
+  ssmax::attention_backward<float>(backward_arguments_of(problem, output),
+                                   {.dout = problem.dout_view(),
+                                    .dlse = problem.dlse_view(),
                                     .dq = gradients.q(),
                                     .dk = one_head(gradients.k(), 20 * gradients.pitch()),
                                     .dv = one_head(gradients.v(), -1)},
                                    SSMax<float>{}, Causal{});
-  int wrong = 0;
-  const auto compare = [&](const View<float, 4>& view, const std::vector<float>& values) {
-    auto next = values.begin();
-    for_each(view, [&](float& element) { wrong += same_bits(element, *next++) ? 0 : 1; });
-  };
-  compare(gradients.q(), expected.dq);
-  compare(gradients.k(), expected.dk);
-  compare(gradients.v(), expected.dv);
-  CHECK(wrong == 0);
+  CHECK(differences(gradients.q(), expected.dq) == 0);
+  CHECK(differences(gradients.k(), expected.dk) == 0);
+  CHECK(differences(gradients.v(), expected.dv) == 0);
 }
 
 TEST_CASE("keys shared by a batch stride of 0 have separate gradients per batch entry",
@@ -213,17 +156,10 @@ TEST_CASE("keys shared by a batch stride of 0 have separate gradients per batch 
   const Output<float> output = run(copied, SSMax<float>{}, Causal{});
   const Result<float> expected = backward(copied, output, SSMax<float>{}, Causal{}, ssmax::Identity{});
   Result<float> result(problem);
-  ssmax::attention_backward<float>({.q = problem.q_view(),
-                                    .k = {problem.k.data(), {3, 1, 40, 8}, {0, 0, 8, 1}},
-                                    .v = {problem.v.data(), {3, 1, 40, 4}, {0, 0, 4, 1}},
-                                    .out = {output.out.data(), {3, 2, 5, 4}},
-                                    .lse = {output.lse.data(), {3, 2, 5}}},
-                                   {.dout = {problem.dout.data(), {3, 2, 5, 4}},
-                                    .dlse = {problem.dlse.data(), {3, 2, 5}},
-                                    .dq = {result.dq.data(), {3, 2, 5, 8}},
-                                    .dk = {result.dk.data(), {3, 1, 40, 8}},
-                                    .dv = {result.dv.data(), {3, 1, 40, 4}}},
-                                   SSMax<float>{}, Causal{});
+  BackwardArguments<float> arguments = backward_arguments_of(problem, output);
+  arguments.k = {problem.k.data(), {3, 1, 40, 8}, {0, 0, 8, 1}};
+  arguments.v = {problem.v.data(), {3, 1, 40, 4}, {0, 0, 4, 1}};
+  ssmax::attention_backward<float>(arguments, gradients_to(problem, result), SSMax<float>{}, Causal{});
   CHECK(result == expected);
 }
 

@@ -36,6 +36,15 @@ struct Problem : attention_problem::Problem<T> {
     dout = reference::normals<T>(rows * static_cast<std::size_t>(s.dv), seed + 3);
     if (of_lse == Dlse::given) dlse = reference::normals<Compute<T>>(rows, seed + 4);
   }
+  View<const T, 4> dout_view() const {
+    const Shape& s = this->shape;
+    return {dout.data(), {s.batch, s.heads, s.queries, s.dv}};
+  }
+  View<const Compute<T>, 3> dlse_view() const {
+    const Shape& s = this->shape;
+    if (dlse.empty()) return {};
+    return {dlse.data(), {s.batch, s.heads, s.queries}};
+  }
 };
 
 /// dq, dk and dv, filled with values that the call must overwrite.
@@ -56,30 +65,37 @@ struct Result {
   }
 };
 
+template <class T>
+BackwardArguments<T> backward_arguments_of(const Problem<T>& problem, const Output<T>& output) {
+  return {.q = problem.q_view(),
+          .k = problem.k_view(),
+          .v = problem.v_view(),
+          .out = output.out_view(),
+          .lse = output.lse_view()};
+}
+
+/// The gradients of a call that writes `result`, without `dsinks`.
+template <class T>
+AttentionGradients<T> gradients_to(const Problem<T>& problem, Result<T>& result) {
+  const Shape& s = problem.shape;
+  return {.dout = problem.dout_view(),
+          .dlse = problem.dlse_view(),
+          .dq = {result.dq.data(), {s.batch, s.heads, s.queries, s.d}},
+          .dk = {result.dk.data(), {s.batch, s.kv_heads, s.keys, s.d}},
+          .dv = {result.dv.data(), {s.batch, s.kv_heads, s.keys, s.dv}}};
+}
+
 /// Runs the backward of a forward call whose result is `output`.
 template <class T, class S, class M, class C, class E = ssmax::Serial>
 Result<T> backward(const Problem<T>& problem, const Output<T>& output, const S& scaling, const M& mask,
                    const C& score, const AttentionOptions<T>& options = {}, E&& executor = E{}) {
-  const Shape& s = problem.shape;
   Result<T> result(problem, options.sinks.size());
   AttentionOptions<T> explained = options;
   explained.explanation = &result.explanation;
-  const std::array<index_t, 4> of_out{s.batch, s.heads, s.queries, s.dv};
-  const std::array<index_t, 3> of_rows{s.batch, s.heads, s.queries};
-  View<const Compute<T>, 3> dlse{};
-  if (!problem.dlse.empty()) dlse = {problem.dlse.data(), of_rows};
-  ssmax::attention_backward<T>({.q = problem.q_view(),
-                                .k = problem.k_view(),
-                                .v = problem.v_view(),
-                                .out = {output.out.data(), of_out},
-                                .lse = {output.lse.data(), of_rows}},
-                               {.dout = {problem.dout.data(), of_out},
-                                .dlse = dlse,
-                                .dq = {result.dq.data(), {s.batch, s.heads, s.queries, s.d}},
-                                .dk = {result.dk.data(), {s.batch, s.kv_heads, s.keys, s.d}},
-                                .dv = {result.dv.data(), {s.batch, s.kv_heads, s.keys, s.dv}},
-                                .dsinks = result.dsinks},
-                               scaling, mask, score, explained, executor);
+  AttentionGradients<T> gradients = gradients_to(problem, result);
+  gradients.dsinks = result.dsinks;
+  ssmax::attention_backward<T>(backward_arguments_of(problem, output), gradients, scaling, mask, score,
+                               explained, executor);
   return result;
 }
 

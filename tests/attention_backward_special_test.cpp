@@ -42,8 +42,7 @@ TEST_CASE("a score is not called for unused lanes", "[attention][backward][speci
   for (float& x : problem.k) x = 1 + std::abs(x);
   const std::vector<float> far(3, 363'497.5F);
   const ssmax::Bias bias(View<const float, 4>(far.data(), {1, 1, 17, 3}, {0, 0, 0, 1}));
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     const Result<float> result = run_backward(problem, SSMax<float>{}, ssmax::Full{}, Reciprocal{});
     const Result<float> offset = run_backward(problem, SSMax<float>{}, ssmax::Full{}, bias);
     for (const std::vector<float>& values :
@@ -58,8 +57,7 @@ TEST_CASE("an infinite key of weight 0 does not affect gradients", "[attention][
   Problem<float> problem({1, 1, 1, 2, 2, 1, 1});
   problem.q = {1, 1};
   problem.k = {0, -infinity<float>};
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     for (const Result<float>& result : {run_backward(problem, ssmax::Softmax{}, ssmax::Full{}),
                                         run_backward(problem, ssmax::Softmax{}, Causal{})}) {
       CHECK(std::isfinite(result.dq[0]));
@@ -87,8 +85,9 @@ TEST_CASE("huge logits give finite gradients", "[attention][backward][special]")
 
 // ---- One key or no key ------------------------------------------------------------------------------------
 
-template <class T>
-void check_single() {
+TEMPLATE_TEST_CASE("a row with one key has a gradient only for its value", "[attention][backward][special]",
+                   float, double) {
+  using T = TestType;
   for (const Shape& shape : {Shape{1, 1, 1, 1, 1, 4, 3}, {2, 4, 2, 33, 33, 8, 5}, {1, 2, 1, 5, 70, 3, 17}}) {
     const Problem<T> problem(shape, 1, Dlse::left_out);
     for_each_target([&](const std::string& target) {
@@ -109,11 +108,6 @@ void check_single() {
       CHECK(std::ranges::any_of(some.dv, [](T x) { return std::abs(x) > T(0.1); }));
     });
   }
-}
-
-TEST_CASE("a row with one key has a gradient only for its value", "[attention][backward][special]") {
-  check_single<float>();
-  check_single<double>();
 }
 
 TEST_CASE("a query without visible keys has gradient 0 and adds 0 to other gradients",

@@ -47,14 +47,9 @@ void check_shapes() {
   }
 }
 
-TEST_CASE("gradients are as accurate as naive loops: float", "[attention][backward][slow]") {
-  check_shapes<float>();
-}
-TEST_CASE("gradients are as accurate as naive loops: double", "[attention][backward][slow]") {
-  check_shapes<double>();
-}
-TEST_CASE("gradients are as accurate as naive loops: half", "[attention][backward][slow]") {
-  check_shapes<half>();
+TEMPLATE_TEST_CASE("gradients are as accurate as naive loops", "[attention][backward][slow]", float, double,
+                   half) {
+  check_shapes<TestType>();
 }
 TEST_CASE("gradients are as accurate as naive loops: bfloat16", "[attention][backward][bfloat16][slow]") {
   check_shapes<bfloat16>();
@@ -96,8 +91,9 @@ TEST_CASE("widths around the sizes of vectors and blocks", "[attention][backward
 }
 
 /// Checks that inputs converted to float give the same result, apart from the last rounding.
-template <class T>
-void check_widened() {
+TEMPLATE_TEST_CASE("gradients of half and bfloat16 are the float gradients rounded once",
+                   "[attention][backward]", half, bfloat16) {
+  using T = TestType;
   for (const Shape& shape : shapes) {
     const Problem<T> narrow(shape);
     Problem<float> wide(shape);
@@ -126,11 +122,6 @@ void check_widened() {
   }
 }
 
-TEST_CASE("gradients of half and bfloat16 are the float gradients rounded once", "[attention][backward]") {
-  check_widened<half>();
-  check_widened<bfloat16>();
-}
-
 TEST_CASE("backward without a score, mask or scaling, and on empty inputs", "[attention][backward]") {
   for (const Shape& shape : {Shape{0, 2, 1, 3, 4, 8, 5}, {1, 2, 1, 0, 4, 8, 5}, {1, 0, 0, 3, 4, 8, 5}}) {
     INFO(name_of(shape));
@@ -144,15 +135,7 @@ TEST_CASE("backward without a score, mask or scaling, and on empty inputs", "[at
   const Output<float> output = run(problem, Softmax{}, Full{});
   const Result<float> expected = run_backward(problem, Softmax{}, Full{});
   Result<float> result(problem);
-  ssmax::attention_backward<float>({.q = problem.q_view(),
-                                    .k = problem.k_view(),
-                                    .v = problem.v_view(),
-                                    .out = {output.out.data(), {1, 2, 3, 5}},
-                                    .lse = {output.lse.data(), {1, 2, 3}}},
-                                   {.dout = {problem.dout.data(), {1, 2, 3, 5}},
-                                    .dq = {result.dq.data(), {1, 2, 3, 4}},
-                                    .dk = {result.dk.data(), {1, 1, 9, 4}},
-                                    .dv = {result.dv.data(), {1, 1, 9, 5}}});
+  ssmax::attention_backward<float>(backward_arguments_of(problem, output), gradients_to(problem, result));
   CHECK(result == expected);
 }
 
@@ -177,7 +160,6 @@ TEST_CASE("keys are not rotated if there are no query heads", "[attention][backw
 
 TEST_CASE("queries and values without channels", "[attention][backward]") {
   for_each_target([](const std::string& target) {
-    INFO(target);
     const Problem<float> no_width({1, 2, 1, 20, 30, 0, 3});
     const Problem<float> no_values({1, 2, 1, 20, 30, 4, 0});
     Rules<float> rules;
@@ -208,8 +190,8 @@ void check_scaling(const S& scaling, const Multiplier& multiplier, const Attenti
   }
 }
 
-template <class T>
-void check_scalings() {
+TEMPLATE_TEST_CASE("gradients under every scaling", "[attention][backward]", float, double) {
+  using T = TestType;
   const auto all = [](double c) { return [c](index_t, index_t, index_t) { return static_cast<Real>(c); }; };
   SECTION("one") { check_scaling<T>(Softmax{}, one); }
   SECTION("negative") { check_scaling<T>(Constant{-1.5}, all(-1.5)); }
@@ -235,9 +217,6 @@ void check_scalings() {
   }
 }
 
-TEST_CASE("gradients under every scaling: float", "[attention][backward]") { check_scalings<float>(); }
-TEST_CASE("gradients under every scaling: double", "[attention][backward]") { check_scalings<double>(); }
-
 TEST_CASE("one s and b for all heads with gradients per head", "[attention][backward]") {
   for (const Shape& shape : middle) {
     const Problem<double> problem(shape);
@@ -257,8 +236,8 @@ TEST_CASE("one s and b for all heads with gradients per head", "[attention][back
   }
 }
 
-template <class T>
-void check_size_table() {
+TEMPLATE_TEST_CASE("SizeTable gets its gradient", "[attention][backward]", float, double) {
+  using T = TestType;
   const std::vector<T> p = reference::normals<T>(300, 8), s{T(0.5), T(-1), T(0), T(0.75)},
                        b{T(1), T(0), T(0.5), T(-0.25)};
   for (const Shape& shape : middle) {
@@ -296,11 +275,6 @@ void check_size_table() {
   }
 }
 
-TEST_CASE("SizeTable gets its gradient", "[attention][backward]") {
-  SECTION("float") { check_size_table<float>(); }
-  SECTION("double") { check_size_table<double>(); }
-}
-
 // ---- Rope -------------------------------------------------------------------------------------------------
 
 template <class T>
@@ -310,20 +284,14 @@ void check_rope(const Shape& shape, const ssmax::RopeOptions& rope_options, inde
         {.rope = &rope, .key_position = key_position});
 }
 
-template <class T>
-void check_ropes() {
+TEMPLATE_TEST_CASE("dq and dk are the gradients before rotation", "[attention][backward][bfloat16]", float,
+                   double, half, bfloat16) {
+  using T = TestType;
   check_rope<T>({2, 4, 2, 40, 130, 16, 8}, {.width = 16}, 0);
   check_rope<T>({1, 2, 1, 1, 257, 64, 8}, {.width = 32, .first_position = 1000}, 1050);
   check_rope<T>({1, 2, 1, 33, 130, 10, 3}, {.width = 10, .pairing = Pairing::interleaved}, 50);
   check_rope<T>({1, 1, 1, 40, 33, 9, 3}, {.width = 6, .pairing = Pairing::interleaved}, 7);
   check_rope<T>({1, 4, 1, 3, 7, 5, 3}, {.width = 2}, 1);
-}
-
-TEST_CASE("dq and dk are the gradients before rotation", "[attention][backward][bfloat16]") {
-  SECTION("float") { check_ropes<float>(); }
-  SECTION("double") { check_ropes<double>(); }
-  SECTION("half") { check_ropes<half>(); }
-  SECTION("bfloat16") { check_ropes<bfloat16>(); }
 }
 
 }  // namespace attention_problem::backward_problem::attention_backward_test

@@ -101,8 +101,7 @@ TEST_CASE("a cache with RoPE on the bf16 path differs from float by the rounding
   const std::vector<bfloat16> q = reference::normals<bfloat16>(queries * d, 3);
   ssmax::KvCache<bfloat16> cache({.kv_heads = 1, .width = d, .capacity = keys});
   cache.append({k.data(), {1, 1, keys, d}}, {v.data(), {1, 1, keys, d}}, &rope);
-  for_each_target_of_products([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of_products([&](const std::string&) {
     const auto lse_of = [&](bool float_products) {
       std::vector<bfloat16> out(q.size());
       std::vector<float> lse(queries);
@@ -131,8 +130,7 @@ TEST_CASE("float_products is bit-identical to float on every target", "[attentio
   wide.q.assign(problem.q.begin(), problem.q.end());
   wide.k.assign(problem.k.begin(), problem.k.end());
   wide.v.assign(problem.v.begin(), problem.v.end());
-  for_each_target_of_products([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of_products([&](const std::string&) {
     const Output<float> in_float = run(wide, Constant{2}, Causal{});
     const Output<bfloat16> asked = run(problem, Constant{2}, Causal{}, {.float_products = true}),
                            rounded = run(problem, Constant{2}, Causal{});
@@ -146,8 +144,7 @@ TEST_CASE("float_products is bit-identical to float on every target", "[attentio
 
 TEST_CASE("the bf16 path is bit-identical for any number of threads", "[attention][bfloat16][products]") {
   const Problem<bfloat16> problem({1, 4, 2, 100, 2300, 40, 24});
-  for_each_target_of_products([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of_products([&](const std::string&) {
     const Output<bfloat16> serial = run(problem, Constant{3}, Causal{});
     ssmax::ThreadPool pool(3);
     const Output<bfloat16> parallel = run(problem, Constant{3}, Causal{}, {}, pool);
@@ -185,8 +182,7 @@ TEST_CASE("an infinite value reaches only the queries that see the value",
   const Shape shape{1, 1, 1, 200, 200, 32, 32};
   Problem<bfloat16> problem(shape);
   problem.v[50 * 32 + 3] = bfloat16(infinity<float>);
-  for_each_target_of_products([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of_products([&](const std::string&) {
     const Output<bfloat16> output = run(problem, Constant{1}, Causal{});
     check_path(output);
     for (std::size_t row = 0; row < 200; ++row) {
@@ -204,8 +200,7 @@ TEST_CASE("subnormal numbers of bfloat16 count as 0 in products", "[attention][b
   subnormal.bits = 0x0001;
   std::fill(problem.k.begin(), problem.k.end(), subnormal);
   std::fill(problem.v.begin(), problem.v.end(), subnormal);
-  for_each_target_of_products([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of_products([&](const std::string&) {
     const Output<bfloat16> output = run(problem, Constant{1}, Full{});
     check_path(output);
     for (const bfloat16 value : output.out) CHECK(static_cast<float>(value) <= static_cast<float>(subnormal));
@@ -230,8 +225,7 @@ TEST_CASE("logits beyond the range of an integer shift use double", "[attention]
 
 TEST_CASE("weights are 2^x rounded to bfloat16, and the sum adds the rounded weights",
           "[attention][bfloat16][products][pair_dot]") {
-  for_each_target_of_products([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of_products([&](const std::string&) {
     const Products& products = kernels<Products>();
     const index_t keys = 128, width = products.width, group = width * ssmax::detail::tile_vectors;
     Real worst = 0, wrong_sums = 0;
@@ -350,8 +344,7 @@ TEST_CASE("the bf16 path is bit-identical for every alignment of the keys",
           "[attention][bfloat16][products]") {
   const Shape shape{1, 2, 2, 100, 200, 64, 64};
   const Problem<bfloat16> problem(shape);
-  for_each_target_of_products([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of_products([&](const std::string&) {
     const auto size = static_cast<std::size_t>(shape.queries * shape.heads * shape.dv);
     std::vector<std::vector<bfloat16>> results;
     for (const int offset : {0, 1, 8, 32}) {
@@ -390,8 +383,7 @@ Problem<bfloat16> last_queries(const Problem<bfloat16>& problem, index_t queries
 template <class S>
 void check_cuts(const Shape& shape, const S& scaling) {
   const Problem<bfloat16> problem(shape);
-  for_each_target_of_products([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of_products([&](const std::string&) {
     const Output<bfloat16> whole = run(problem, scaling, Causal{});
     check_path(whole);
     index_t differ = 0;

@@ -8,40 +8,9 @@
 
 #include "attention_problem.hpp"
 #include "catch.hpp"
+#include "documents_problem.hpp"
 
 namespace attention_problem::attention_documents_test {
-
-/// The borders of documents, and a plain implementation of the visibility and positions that follow.
-struct Packed {
-  std::vector<index_t> queries, keys;
-  bool causal;
-
-  Documents mask() const { return {queries, keys, causal}; }
-  std::size_t document_of_query(index_t index) const {
-    std::size_t i = 0;
-    while (index >= queries[i + 1]) ++i;
-    return i;
-  }
-  std::size_t document_of_key(index_t key) const {
-    std::size_t i = 0;
-    while (key >= keys[i + 1]) ++i;
-    return i;
-  }
-  /// Returns the position in the document, with bottom-right alignment.
-  index_t position(const Query& query) const {
-    const std::size_t i = document_of_query(query.index);
-    return query.index - queries[i] + (keys[i + 1] - keys[i]) - (queries[i + 1] - queries[i]);
-  }
-  index_t position(index_t key) const { return key - keys[document_of_key(key)]; }
-  bool sees(const Query& query, index_t key) const {
-    return document_of_query(query.index) == document_of_key(key) &&
-           (!causal || position(key) <= position(query));
-  }
-  Positions positions() const {
-    return {[this](const Query& query) { return position(query); },
-            [this](const Query&, index_t key) { return position(key); }};
-  }
-};
 
 /// Shapes and documents that fill them; some have no query, no key or neither.
 struct Case {

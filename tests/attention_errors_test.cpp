@@ -15,14 +15,14 @@ namespace attention_errors_test {
 
 using namespace ssmax;
 using untouched_memory::Memory;
+using untouched_memory::refuses;
 using untouched_memory::untouched;
 
 /// A valid call: batch 2, 4 heads, 2 kv heads, 5 queries, 7 keys, widths 8 and 6. Each test changes one argument.
 struct Call : Memory {
-  View<const float, 4> q{inputs.data(), {2, 4, 5, 8}}, k{inputs.data() + 512, {2, 2, 7, 8}},
-      v{inputs.data() + 1024, {2, 2, 7, 6}};
-  View<float, 4> out{outputs.data(), {2, 4, 5, 6}};
-  View<float, 3> lse{outputs.data() + 512, {2, 4, 5}};
+  View<const float, 4> q{in, {2, 4, 5, 8}}, k{in + 512, {2, 2, 7, 8}}, v{in + 1024, {2, 2, 7, 6}};
+  View<float, 4> out{to, {2, 4, 5, 6}};
+  View<float, 3> lse{to + 512, {2, 4, 5}};
 
   template <class S = Softmax, class M = Full, class C = Identity>
   void run(const S& scaling = {}, const M& mask = {}, const C& score = {},
@@ -41,133 +41,60 @@ struct Call : Memory {
 };
 
 TEST_CASE("attention throws for an invalid argument and names it, before the first write", "[attention]") {
-  Call call;
-  SECTION("heads") {
-    call.k = {call.inputs.data(), {2, 3, 7, 8}};
-    call.v = {call.inputs.data(), {2, 3, 7, 6}};
-    call.refuses({"q has heads 4", "multiple", "3"});
+  refuses<Call>({"q has heads 4", "multiple", "3"}, [](auto& c) {
+    c.k = {c.in, {2, 3, 7, 8}};
+    c.v = {c.in, {2, 3, 7, 6}};
+  });
+  refuses<Call>({"q has heads 4", "8"}, [](auto& c) {
+    c.k = {c.in, {2, 8, 7, 8}};
+    c.v = {c.in, {2, 8, 7, 6}};
+  });
+  refuses<Call>({"k has extent 1 in dimension 0", "q has 2"}, [](auto& c) { c.k = {c.in, {1, 2, 7, 8}}; });
+  refuses<Call>({"v has extent 1 in dimension 0", "k has 2"}, [](auto& c) { c.v = {c.in, {1, 2, 7, 6}}; });
+  refuses<Call>({"k has extent 4 in dimension 3", "q has 8"}, [](auto& c) { c.k = {c.in, {2, 2, 7, 4}}; });
+  refuses<Call>({"v has extent 4 in dimension 1", "k has 2"}, [](auto& c) { c.v = {c.in, {2, 4, 7, 6}}; });
+  refuses<Call>({"v has extent 6 in dimension 2", "k has 7"}, [](auto& c) { c.v = {c.in, {2, 2, 6, 6}}; });
+  for (std::size_t i = 0; i < 4; ++i) {
+    std::array<index_t, 4> extents{2, 4, 5, 6};
+    const std::string dimension = "dimension " + std::to_string(i), expected = std::to_string(extents[i]++);
+    refuses<Call>({"out has extent", dimension, std::to_string(extents[i]), expected}, [&](auto& c) {
+      c.out = {c.to, extents};
+    });
   }
-  SECTION("more kv heads than heads") {
-    call.k = {call.inputs.data(), {2, 8, 7, 8}};
-    call.v = {call.inputs.data(), {2, 8, 7, 6}};
-    call.refuses({"q has heads 4", "8"});
+  for (std::size_t i = 0; i < 3; ++i) {
+    std::array<index_t, 3> extents{2, 4, 5};
+    const std::string dimension = "dimension " + std::to_string(i), expected = std::to_string(extents[i]--);
+    refuses<Call>({"lse has extent", dimension, std::to_string(extents[i]), expected}, [&](auto& c) {
+      c.lse = {c.to + 512, extents};
+    });
   }
-  SECTION("batch of k") {
-    call.k = {call.inputs.data(), {1, 2, 7, 8}};
-    call.refuses({"k has extent 1 in dimension 0", "q has 2"});
-  }
-  SECTION("batch of v") {
-    call.v = {call.inputs.data(), {1, 2, 7, 6}};
-    call.refuses({"v has extent 1 in dimension 0", "k has 2"});
-  }
-  SECTION("width of k") {
-    call.k = {call.inputs.data(), {2, 2, 7, 4}};
-    call.refuses({"k has extent 4 in dimension 3", "q has 8"});
-  }
-  SECTION("heads of v") {
-    call.v = {call.inputs.data(), {2, 4, 7, 6}};
-    call.refuses({"v has extent 4 in dimension 1", "k has 2"});
-  }
-  SECTION("keys of v") {
-    call.v = {call.inputs.data(), {2, 2, 6, 6}};
-    call.refuses({"v has extent 6 in dimension 2", "k has 7"});
-  }
-  SECTION("each extent of out") {
-    for (std::size_t i = 0; i < 4; ++i) {
-      std::array<index_t, 4> extents{2, 4, 5, 6};
-      ++extents[i];
-      call.out = {call.outputs.data(), extents};
-      call.refuses({"out has extent", "dimension " + std::to_string(i), std::to_string(extents[i]),
-                    std::to_string(extents[i] - 1)});
-    }
-  }
-  SECTION("each extent of lse") {
-    for (std::size_t i = 0; i < 3; ++i) {
-      std::array<index_t, 3> extents{2, 4, 5};
-      --extents[i];
-      call.lse = {call.outputs.data() + 512, extents};
-      call.refuses({"lse has extent", "dimension " + std::to_string(i), std::to_string(extents[i]),
-                    std::to_string(extents[i] + 1)});
-    }
-  }
-  SECTION("a negative extent") {
-    call.k = {call.inputs.data(), {2, 2, -7, 8}};
-    call.refuses({"k", "-7"});
-  }
-  SECTION("null q") {
-    call.q = {nullptr, {2, 4, 5, 8}};
-    call.refuses({"q is null", "320"});
-  }
-  SECTION("null k") {
-    call.k = {nullptr, {2, 2, 7, 8}};
-    call.refuses({"k is null"});
-  }
-  SECTION("null v") {
-    call.v = {nullptr, {2, 2, 7, 6}};
-    call.refuses({"v is null"});
-  }
-  SECTION("null out") {
-    call.out = {nullptr, {2, 4, 5, 6}};
-    call.refuses({"out is null"});
-  }
-  SECTION("strides of channels") {
-    call.q = {call.inputs.data(), {2, 4, 5, 8}, {320, 80, 16, 2}};
-    call.refuses({"q", "stride 2", "1"});
-  }
-  SECTION("strides of channels of out") {
-    call.out = {call.outputs.data(), {2, 4, 5, 6}, {240, 60, 12, 2}};
-    call.refuses({"out", "stride 2", "1"});
-  }
-  SECTION("rows of out that overlap") {
-    call.out = {call.outputs.data(), {2, 4, 5, 6}, {120, 30, 5, 1}};
-    call.refuses({"out", "stride 5", "6"});
-  }
-  SECTION("heads of lse that overlap") {
-    call.lse = {call.outputs.data() + 512, {2, 4, 5}, {20, 0, 1}};
-    call.refuses({"lse", "stride 0"});
-  }
-  SECTION("lse overlaps out") {
-    call.lse = {call.outputs.data() + 239, {2, 4, 5}};
-    call.refuses({"lse", "overlaps out", "4 bytes"});
-  }
-  SECTION("s") {
-    const std::vector<float> s(3, 1.F);
-    call.refuses_scaling({"s has extent 3", "4"}, SSMax<float>{s});
-  }
-  SECTION("p") {
-    const std::vector<float> p(6, 1.F);
-    call.refuses_scaling({"p has extent 6", "7"}, ssmax::SizeTable<float>{p});
-  }
-  SECTION("lengths") {
-    const std::vector<index_t> lengths(41, 7);
-    call.refuses({"visible has extent 41", "40"}, Lengths{lengths});
-  }
+  refuses<Call>({"k", "-7"}, [](auto& c) { c.k = {c.in, {2, 2, -7, 8}}; });
+  refuses<Call>({"q is null", "320"}, [](auto& c) { c.q = {nullptr, {2, 4, 5, 8}}; });
+  refuses<Call>({"k is null"}, [](auto& c) { c.k = {nullptr, {2, 2, 7, 8}}; });
+  refuses<Call>({"v is null"}, [](auto& c) { c.v = {nullptr, {2, 2, 7, 6}}; });
+  refuses<Call>({"out is null"}, [](auto& c) { c.out = {nullptr, {2, 4, 5, 6}}; });
+  refuses<Call>({"q", "stride 2", "1"}, [](auto& c) { c.q = {c.in, {2, 4, 5, 8}, {320, 80, 16, 2}}; });
+  refuses<Call>({"out", "stride 2", "1"}, [](auto& c) { c.out = {c.to, {2, 4, 5, 6}, {240, 60, 12, 2}}; });
+  refuses<Call>({"out", "stride 5", "6"}, [](auto& c) { c.out = {c.to, {2, 4, 5, 6}, {120, 30, 5, 1}}; });
+  refuses<Call>({"lse", "stride 0"}, [](auto& c) { c.lse = {c.to + 512, {2, 4, 5}, {20, 0, 1}}; });
+  refuses<Call>({"lse", "stride 4", "1"}, [](auto& c) { c.lse = {c.to + 512, {2, 4, 5}, {20, 1, 4}}; });
+  refuses<Call>({"lse", "overlaps out", "4 bytes"}, [](auto& c) { c.lse = {c.to + 239, {2, 4, 5}}; });
+  const std::vector<float> s(3, 1.F), p(6, 1.F);
+  Call().refuses_scaling({"s has extent 3", "4"}, SSMax<float>{s});
+  Call().refuses_scaling({"p has extent 6", "7"}, ssmax::SizeTable<float>{p});
+  const std::vector<index_t> lengths(41, 7);
+  Call().refuses({"visible has extent 41", "40"}, Lengths{lengths});
 }
 
 TEST_CASE("attention throws for outputs that overlap inputs", "[attention]") {
-  Call call;
-  float* const shared = call.outputs.data();
-  SECTION("q") {
-    call.q = {shared + 239, {2, 4, 5, 8}};
-    call.refuses({"out", "overlaps q", "4 bytes"});
-  }
-  SECTION("k") {
-    call.k = {shared + 200, {2, 2, 7, 8}};
-    call.refuses({"out", "overlaps k"});
-  }
-  SECTION("v in place") {
-    call.v = {shared, {2, 2, 7, 6}};
-    call.refuses({"out", "overlaps v"});
-  }
-  SECTION("lse") {
-    call.k = {shared + 512, {2, 2, 7, 8}};
-    call.refuses({"lse", "overlaps k"});
-  }
-  SECTION("adjacent tensors do not overlap") {
-    call.q = {shared + 240, {2, 4, 5, 8}, {4, 4, 8, 1}};  // ends before lse begins
-    CHECK_NOTHROW(call.run());
-    CHECK(std::ranges::count(call.outputs, untouched) == 4096 - 240 - 40);
-  }
+  refuses<Call>({"out", "overlaps q", "4 bytes"}, [](auto& c) { c.q = {c.to + 239, {2, 4, 5, 8}}; });
+  refuses<Call>({"out", "overlaps k"}, [](auto& c) { c.k = {c.to + 200, {2, 2, 7, 8}}; });
+  refuses<Call>({"out", "overlaps v"}, [](auto& c) { c.v = {c.to, {2, 2, 7, 6}}; });
+  refuses<Call>({"lse", "overlaps k"}, [](auto& c) { c.k = {c.to + 512, {2, 2, 7, 8}}; });
+  Call adjacent;
+  adjacent.q = {adjacent.to + 240, {2, 4, 5, 8}, {4, 4, 8, 1}};  // ends before lse begins
+  CHECK_NOTHROW(adjacent.run());
+  CHECK(std::ranges::count(adjacent.outputs, untouched) == 4096 - 240 - 40);
 }
 
 TEST_CASE("attention throws for a rope with too few positions", "[attention]") {
@@ -181,8 +108,8 @@ TEST_CASE("attention throws for a rope with too few positions", "[attention]") {
   call.refuses({"position 23", "last is 22"}, Causal{}, Identity{}, {.rope = &late, .key_position = 17});
   call.refuses({"position -1", "first is 0"}, Causal{}, Identity{}, {.rope = &enough, .key_position = -1});
   // More queries than keys: the first queries would have positions below 0.
-  call.k = {call.inputs.data() + 512, {2, 2, 4, 8}};
-  call.v = {call.inputs.data() + 1024, {2, 2, 4, 6}};
+  call.k = {call.in + 512, {2, 2, 4, 8}};
+  call.v = {call.in + 1024, {2, 2, 4, 6}};
   call.refuses({"q has position -1", "first is 0"}, Causal{}, Identity{}, {.rope = &enough});
   CHECK_NOTHROW(call.run(Softmax{}, Causal{}, Identity{}, {.rope = &enough, .key_position = 1}));
 }
@@ -213,7 +140,7 @@ TEST_CASE("attention throws for mismatched matrices", "[attention][errors]") {
   Call call;
   const std::vector<char> bools(4096);
   const bool* const data = reinterpret_cast<const bool*>(bools.data());
-  const float* const values = call.inputs.data();
+  const float* const values = call.in;
   for (std::size_t i = 0; i < 4; ++i) {
     std::array<index_t, 4> extents{2, 4, 5, 7};
     ++extents[i];
@@ -240,8 +167,8 @@ TEST_CASE("attention throws for mismatched scores and sinks", "[attention][error
   call.refuses({"cap"}, Full{}, ssmax::Softcap(1) | ssmax::Softcap(-1));
   const std::vector<float> three_sinks(3);
   call.refuses({"sinks", "3", "4"}, Full{}, Identity{}, {.sinks = three_sinks});
-  call.refuses({"out", "overlaps sinks"}, Full{}, Identity{}, {.sinks = {call.outputs.data() + 17, 4}});
-  call.refuses({"lse", "overlaps sinks"}, Full{}, Identity{}, {.sinks = {call.outputs.data() + 512, 4}});
+  call.refuses({"out", "overlaps sinks"}, Full{}, Identity{}, {.sinks = {call.to + 17, 4}});
+  call.refuses({"lse", "overlaps sinks"}, Full{}, Identity{}, {.sinks = {call.to + 512, 4}});
 }
 
 TEST_CASE("attention throws for mismatched scalings", "[attention][errors]") {
@@ -253,10 +180,10 @@ TEST_CASE("attention throws for mismatched scalings", "[attention][errors]") {
 }
 
 TEST_CASE("attention throws for query heads without kv heads", "[attention][errors]") {
-  Call call;
-  call.k = {call.inputs.data(), {2, 0, 7, 8}};
-  call.v = {call.inputs.data(), {2, 0, 7, 6}};
-  call.refuses({"q has heads 4", "multiple", "0"});
+  refuses<Call>({"q has heads 4", "multiple", "0"}, [](auto& c) {
+    c.k = {c.in, {2, 0, 7, 8}};
+    c.v = {c.in, {2, 0, 7, 6}};
+  });
 }
 
 TEST_CASE("attention throws for document positions beyond the rope", "[attention][errors]") {

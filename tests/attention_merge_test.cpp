@@ -223,8 +223,7 @@ TEST_CASE("merge of states whose logits differ widely", "[attention][state][slow
 TEST_CASE("finish can write into the state, and lse is optional", "[attention][state]") {
   const Problem<float> problem(shapes[1]);
   const FourHeads<float> heads;
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     State<float> state = partial(problem, 0, 300, heads.scaling(), Full{});
     const Output<float> expected = finished(state);
     ssmax::finish<float>(state.view(), state.view().o);

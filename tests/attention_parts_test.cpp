@@ -99,8 +99,7 @@ TEST_CASE("a state of few queries can be continued", "[attention][state]") {
 
 TEST_CASE("query ranges are bit-identical to one call on the bf16 path", "[attention][state][bfloat16]") {
   const Problem<bfloat16> problem({1, 2, 1, 120, 300, 8, 5});
-  for_each_target_of<bfloat16>([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of<bfloat16>([&](const std::string&) {
     const auto states = [&](std::vector<index_t> queries) {
       return in_parts<bfloat16>(problem, std::move(queries), {0, 300}, SSMax<float>{0.4f}, Causal{},
                                 Identity{}, {});
@@ -205,31 +204,22 @@ TEST_CASE("gradients of query ranges and key ranges sum to the gradients of one 
 
 TEST_CASE("backward throws for query ranges and key ranges outside the whole problem",
           "[attention][backward][errors]") {
-  const Problem<double> problem({1, 1, 1, 4, 6, 2, 2});
+  const Problem<double> problem({1, 1, 1, 4, 6, 2, 2}, 1, Dlse::left_out);
   const Output<double> output = run<double>(problem, ssmax::Softmax{}, Full{});
   Result<double> result(problem);
   const auto call = [&](index_t first_key, index_t keys, index_t first_query, index_t queries) {
-    ssmax::attention_backward<double>({.q = problem.q_view(),
-                                       .k = problem.k_view(),
-                                       .v = problem.v_view(),
-                                       .out = {output.out.data(), {1, 1, 4, 2}},
-                                       .lse = {output.lse.data(), {1, 1, 4}},
-                                       .first_key = first_key,
-                                       .keys = keys,
-                                       .first_query = first_query,
-                                       .queries = queries},
-                                      {.dout = {problem.dout.data(), {1, 1, 4, 2}},
-                                       .dq = {result.dq.data(), {1, 1, 4, 2}},
-                                       .dk = {result.dk.data(), {1, 1, 6, 2}},
-                                       .dv = {result.dv.data(), {1, 1, 6, 2}}});
+    BackwardArguments<double> arguments = backward_arguments_of(problem, output);
+    arguments.first_key = first_key, arguments.keys = keys;
+    arguments.first_query = first_query, arguments.queries = queries;
+    ssmax::attention_backward<double>(arguments, gradients_to(problem, result));
   };
   CHECK_NOTHROW(call(1, 7, 2, 6));
   CHECK_NOTHROW(call(1, 0, 2, 0));
-  check_refused_with_words([&] { call(-1, 7, 0, 0); }, {"first_key", "-1"});
-  check_refused_with_words([&] { call(-1, 0, 0, 0); }, {"first_key", "-1"});
-  check_refused_with_words([&] { call(2, 7, 0, 0); }, {"first_key", "2", "7"});
-  check_refused_with_words([&] { call(0, 0, -1, 0); }, {"first_query", "-1"});
-  check_refused_with_words([&] { call(0, 0, 3, 6); }, {"first_query", "3", "6"});
+  check_refused_with_words({"first_key", "-1"}, [&] { call(-1, 7, 0, 0); });
+  check_refused_with_words({"first_key", "-1"}, [&] { call(-1, 0, 0, 0); });
+  check_refused_with_words({"first_key", "2", "7"}, [&] { call(2, 7, 0, 0); });
+  check_refused_with_words({"first_query", "-1"}, [&] { call(0, 0, -1, 0); });
+  check_refused_with_words({"first_query", "3", "6"}, [&] { call(0, 0, 3, 6); });
 }
 
 }  // namespace attention_problem::backward_problem::attention_parts_test

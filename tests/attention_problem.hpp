@@ -93,32 +93,42 @@ struct Problem {
 
 template <class T>
 struct Output {
+  Shape shape;
   std::vector<T> out;
   std::vector<Compute<T>> lse;
   Explanation explanation{};  // explanation of the call, not compared
 
   explicit Output(const Shape& s)
-      : out(static_cast<std::size_t>(s.batch * s.heads * s.queries * s.dv), T(-77)),
+      : shape(s),
+        out(static_cast<std::size_t>(s.batch * s.heads * s.queries * s.dv), T(-77)),
         lse(static_cast<std::size_t>(s.batch * s.heads * s.queries), -77) {}
   bool operator==(const Output& other) const {
     return same_bits(out, other.out) && same_bits(lse, other.lse);
   }
+  View<T, 4> out_view() { return {out.data(), {shape.batch, shape.heads, shape.queries, shape.dv}}; }
+  View<const T, 4> out_view() const { return const_cast<Output*>(this)->out_view(); }
+  View<Compute<T>, 3> lse_view() { return {lse.data(), {shape.batch, shape.heads, shape.queries}}; }
+  View<const Compute<T>, 3> lse_view() const { return const_cast<Output*>(this)->lse_view(); }
 };
+
+/// The tensors of a call that writes `output`.
+template <class T>
+AttentionArguments<T> arguments_of(const Problem<T>& problem, Output<T>& output) {
+  return {.q = problem.q_view(),
+          .k = problem.k_view(),
+          .v = problem.v_view(),
+          .out = output.out_view(),
+          .lse = output.lse_view()};
+}
 
 template <class T, class S, class M, class C, class E = ssmax::Serial>
 requires ssmax::Score<C> Output<T> run(const Problem<T>& problem, const S& scaling, const M& mask,
                                        const C& score, const AttentionOptions<T>& options = {},
                                        E&& executor = E{}) {
-  const Shape& s = problem.shape;
-  Output<T> result(s);
+  Output<T> result(problem.shape);
   AttentionOptions<T> explained = options;
   explained.explanation = &result.explanation;
-  ssmax::attention<T>({.q = problem.q_view(),
-                       .k = problem.k_view(),
-                       .v = problem.v_view(),
-                       .out = {result.out.data(), {s.batch, s.heads, s.queries, s.dv}},
-                       .lse = {result.lse.data(), {s.batch, s.heads, s.queries}}},
-                      scaling, mask, score, explained, executor);
+  ssmax::attention<T>(arguments_of(problem, result), scaling, mask, score, explained, executor);
   return result;
 }
 

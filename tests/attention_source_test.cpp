@@ -59,14 +59,11 @@ struct Pages {
 template <class T, class K, class S, class M, class C, class E = ssmax::Serial>
 Output<T> run_over(const K& source, const Problem<T>& problem, const S& scaling, const M& mask,
                    const C& score, const AttentionOptions<T>& options = {}, E&& executor = {}) {
-  const Shape& s = problem.shape;
-  Output<T> result(s);
+  Output<T> result(problem.shape);
   AttentionOptions<T> explained = options;
   explained.explanation = &result.explanation;
-  ssmax::attention<T>({.q = problem.q_view(),
-                       .out = {result.out.data(), {s.batch, s.heads, s.queries, s.dv}},
-                       .lse = {result.lse.data(), {s.batch, s.heads, s.queries}}},
-                      source, scaling, mask, score, explained, executor);
+  ssmax::attention<T>({.q = problem.q_view(), .out = result.out_view(), .lse = result.lse_view()}, source,
+                      scaling, mask, score, explained, executor);
   return result;
 }
 
@@ -171,8 +168,7 @@ TEST_CASE("a rope rotates by the positions of the mask, as for views", "[attenti
   const ssmax::Documents mask(ends, true);
   const Problem<float> problem({1, 4, 2, 300, 300, 8, 5});
   const FourHeads<float> heads(4);
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     const Output<float> output = run_over(Pages<float>(problem, 48), problem, heads.scaling(), mask,
                                           ssmax::Identity{}, {.rope = &rope, .rotate_source_keys = true});
     CHECK(output == run(problem, heads.scaling(), mask, {.rope = &rope}));
@@ -185,10 +181,8 @@ TEST_CASE("attention over a cache is bit-identical to decode", "[attention][key_
   const std::array<index_t, 2> lengths{300, 41};
   cache.append(problem.k_view(), problem.v_view(), nullptr, lengths);
   Output<float> expected(problem.shape);
-  ssmax::decode<float>({.q = problem.q_view(),
-                        .out = {expected.out.data(), {2, 4, 40, 5}},
-                        .lse = {expected.lse.data(), {2, 4, 40}}},
-                       cache, SSMax<float>{0.4f});
+  ssmax::decode<float>({.q = problem.q_view(), .out = expected.out_view(), .lse = expected.lse_view()}, cache,
+                       SSMax<float>{0.4f});
   CHECK(run_over(cache, problem, SSMax<float>{0.4f}, Causal{}, ssmax::Identity{}) == expected);
 }
 

@@ -55,22 +55,15 @@ void check_shapes(const M& mask, const Visible& visible) {
   });
 }
 
-TEST_CASE("attention is as accurate as a naive loop, full: float", "[attention]") {
-  check_shapes<float>(Full{}, all_keys);
+TEMPLATE_TEST_CASE("attention is as accurate as a naive loop, full", "[attention]", float, double) {
+  check_shapes<TestType>(Full{}, all_keys);
 }
-TEST_CASE("attention is as accurate as a naive loop, full: double", "[attention]") {
-  check_shapes<double>(Full{}, all_keys);
-}
-TEST_CASE("attention is as accurate as a naive loop, causal: float", "[attention]") {
-  check_shapes<float>(Causal{}, keys_before);
-}
-TEST_CASE("attention is as accurate as a naive loop, causal: double", "[attention]") {
-  check_shapes<double>(Causal{}, keys_before);
+TEMPLATE_TEST_CASE("attention is as accurate as a naive loop, causal", "[attention]", float, double) {
+  check_shapes<TestType>(Causal{}, keys_before);
 }
 
 TEST_CASE("for queries without visible keys, out is 0 and lse is -inf", "[attention]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     const Problem<float> causal({2, 2, 1, 70, 30, 8, 5});
     const Output<float> output = run(causal, Softmax{}, Causal{});
     bool zero = true, minus_infinity = true, others = true;
@@ -136,8 +129,8 @@ void check_scaling(const S& scaling, const Multiplier& multiplier, double deviat
   });
 }
 
-template <class T>
-void check_scalings() {
+TEMPLATE_TEST_CASE("scalings multiply the logits of attention", "[attention]", float, double) {
+  using T = TestType;
   const auto at = [](const std::vector<T>& values, index_t i) {
     return Real(values[static_cast<std::size_t>(i)]);
   };
@@ -182,9 +175,6 @@ void check_scalings() {
   }
 }
 
-TEST_CASE("scalings multiply the logits of attention: float", "[attention]") { check_scalings<float>(); }
-TEST_CASE("scalings multiply the logits of attention: double", "[attention]") { check_scalings<double>(); }
-
 template <class T>
 void check_rope(const Shape& shape, const ssmax::RopeOptions& rope_options, index_t key_position) {
   const Rope<T> rope(rope_options, shape.keys + 50);
@@ -198,17 +188,12 @@ void check_rope(const Shape& shape, const ssmax::RopeOptions& rope_options, inde
   });
 }
 
-template <class T>
-void check_ropes() {
+TEMPLATE_TEST_CASE("attention rotates queries and keys by their positions", "[attention]", float, double) {
+  using T = TestType;
   check_rope<T>({2, 4, 2, 40, 300, 16, 8}, {.width = 16}, 0);
   check_rope<T>({1, 2, 1, 1, 257, 64, 8}, {.width = 32, .first_position = 1000}, 1050);
   check_rope<T>({1, 2, 1, 33, 300, 10, 3}, {.width = 10, .pairing = ssmax::Pairing::interleaved}, 50);
   check_rope<T>({1, 1, 1, 40, 33, 9, 3}, {.width = 6, .pairing = ssmax::Pairing::interleaved}, 7);
-}
-
-TEST_CASE("attention rotates queries and keys by their positions", "[attention]") {
-  SECTION("float") { check_ropes<float>(); }
-  SECTION("double") { check_ropes<double>(); }
 }
 
 // ---- Masks ------------------------------------------------------------------------------------------------
@@ -223,8 +208,9 @@ struct Anywhere {
   }
 };
 
-template <class T>
-void check_masks() {
+TEMPLATE_TEST_CASE("Lengths and a user mask mask keys, and n counts the visible keys", "[attention]", float,
+                   double) {
+  using T = TestType;
   const Shape shape{2, 4, 2, 40, 600, 8, 5};
   const Problem<T> problem(shape);
   std::vector<index_t> lengths, given;
@@ -247,11 +233,6 @@ void check_masks() {
     rules.take(run(problem, SSMax<T>{}, Anywhere{}), own, "own mask");
     rules.check(target);
   });
-}
-
-TEST_CASE("Lengths and a user mask mask keys, and n counts the visible keys", "[attention]") {
-  SECTION("float") { check_masks<float>(); }
-  SECTION("double") { check_masks<double>(); }
 }
 
 }  // namespace attention_problem::attention_test

@@ -101,18 +101,15 @@ TEST_CASE("attention_partial is bit-identical for every executor", "[attention][
   ThreadPool three(3);
   for (const Shape& s : shapes) {
     const Problem<float> problem(s);
-    const std::array<index_t, 3> rows{s.batch, s.heads, s.queries};
-    const std::array<index_t, 4> channels{s.batch, s.heads, s.queries, s.dv};
     const auto partial = [&](auto&& executor) {
       Output<float> shift(s), sum(s);
-      ssmax::attention_partial<float>(
-          {.q = problem.q_view(),
-           .k = problem.k_view(),
-           .v = problem.v_view(),
-           .first_key = 100,
-           .keys = s.keys + 300,
-           .state = {{shift.lse.data(), rows}, {sum.lse.data(), rows}, {sum.out.data(), channels}}},
-          SSMax<float>{}, Full{}, {}, executor);
+      ssmax::attention_partial<float>({.q = problem.q_view(),
+                                       .k = problem.k_view(),
+                                       .v = problem.v_view(),
+                                       .first_key = 100,
+                                       .keys = s.keys + 300,
+                                       .state = {shift.lse_view(), sum.lse_view(), sum.out_view()}},
+                                      SSMax<float>{}, Full{}, {}, executor);
       return std::array{shift, sum};
     };
     for_each_target([&](const std::string& target) {

@@ -23,8 +23,8 @@ constexpr std::array<Shape, 7> shapes{{
     {1, 2, 2, 3, 40, 576, 257},
 }};
 
-template <class T>
-void check_type() {
+TEMPLATE_TEST_CASE("half and bfloat16 in and out", "[attention][types]", half, bfloat16) {
+  using T = TestType;
   const std::vector<float> sinks{1, -2, 0, 3};
   for (const Shape& shape : shapes) {
     check_mask<T>(shape, Full{}, all_keys);
@@ -32,11 +32,8 @@ void check_type() {
   }
 }
 
-TEST_CASE("half in and out", "[attention][types]") { check_type<half>(); }
-TEST_CASE("bfloat16 in and out", "[attention][types]") { check_type<bfloat16>(); }
-
-template <class T>
-void check_policies() {
+TEMPLATE_TEST_CASE("half and bfloat16 with rope, a predicate and a score", "[attention][types][bfloat16]",
+                   half, bfloat16) {
   const ssmax::Rope<float> rope({.width = 8, .theta = 100}, 2000);
   const auto picked = [](const Query& query, index_t key) {
     return (query.index * 7919 + key * 104729) % 7 < 3;
@@ -46,19 +43,15 @@ void check_policies() {
     return Z(2) * std::tanh(z / Z(2));
   };
   for (const Shape& shape : {shapes[1], shapes[2], shapes[4]}) {
-    check_score(Problem<T>(shape), ssmax::Where(picked), picked, ssmax::Softcap(2), capped,
+    check_score(Problem<TestType>(shape), ssmax::Where(picked), picked, ssmax::Softcap(2), capped,
                 {.scale = 0.4, .rope = &rope, .key_position = 5});
   }
 }
 
-TEST_CASE("half and bfloat16 with rope, a predicate and a score", "[attention][types][bfloat16]") {
-  check_policies<half>();
-  check_policies<bfloat16>();
-}
-
 /// Checks that inputs converted to float give the same result, apart from the last rounding.
-template <class T>
-void check_widened() {
+TEMPLATE_TEST_CASE("half and bfloat16 results are float results rounded to nearest even",
+                   "[attention][types]", half, bfloat16) {
+  using T = TestType;
   for (const Shape& shape : shapes) {
     const Problem<T> narrow(shape);
     Problem<float> wide(shape);
@@ -75,11 +68,6 @@ void check_widened() {
       CHECK(same_bits(output.lse, expected.lse));
     });
   }
-}
-
-TEST_CASE("half and bfloat16 results are float results rounded to nearest even", "[attention][types]") {
-  check_widened<half>();
-  check_widened<bfloat16>();
 }
 
 TEST_CASE("half results round to subnormal numbers and infinity", "[attention][types]") {

@@ -34,16 +34,10 @@ struct Call {
       : problem(shape), output(shape), sinks(static_cast<std::size_t>(shape.heads), 0.5F) {}
   template <class E = ssmax::Serial>
   void operator()(E&& executor = E{}) {
-    const Shape& s = problem.shape;
     const auto picked = [](const ssmax::Query& query, index_t key) { return (key + query.index) % 3 != 0; };
-    ssmax::attention<T>({.q = problem.q_view(),
-                         .k = problem.k_view(),
-                         .v = problem.v_view(),
-                         .out = {output.out.data(), {s.batch, s.heads, s.queries, s.dv}},
-                         .lse = {output.lse.data(), {s.batch, s.heads, s.queries}}},
-                        SSMax<float>{0.7F}, Causal{} & ssmax::Where(picked), ssmax::Softcap(3),
-                        {.rope = s.d > 1 ? &rope : nullptr, .sinks = sinks, .workspace = workspace},
-                        executor);
+    ssmax::attention<T>(
+        arguments_of(problem, output), SSMax<float>{0.7F}, Causal{} & ssmax::Where(picked), ssmax::Softcap(3),
+        {.rope = problem.shape.d > 1 ? &rope : nullptr, .sinks = sinks, .workspace = workspace}, executor);
   }
 };
 
@@ -67,8 +61,7 @@ void check_allocations(E&& executor) {
 TEST_CASE("attention allocates once per call, and not at all with a reused workspace",
           "[attention][workspace][slow]") {
   ssmax::ThreadPool pool(3);
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     check_allocations<float>(ssmax::Serial{});
     check_allocations<ssmax::half>(ssmax::Serial{});
     check_allocations<float>(pool);
@@ -76,8 +69,7 @@ TEST_CASE("attention allocates once per call, and not at all with a reused works
 }
 
 TEST_CASE("a workspace grows and keeps its memory", "[attention][workspace]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     Workspace workspace;
     Call<float> small(shapes[1]), large({1, 1, 1, 61, 300, 64, 64});
     small.workspace = large.workspace = &workspace;
@@ -110,8 +102,7 @@ TEST_CASE("attention is bit-identical for any contents of the workspace", "[atte
 }
 
 TEST_CASE("memory is the same for hundreds of keys and for thousands", "[attention][workspace]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     std::vector<std::size_t> sizes;
     for (const index_t keys : {200, 400, 4000}) {
       Workspace workspace;
@@ -135,13 +126,9 @@ TEST_CASE("calls on empty inputs do not allocate", "[attention][workspace]") {
 TEST_CASE("attention_partial allocates once; merge and finish do not allocate", "[attention][workspace]") {
   for (const Shape& s : {shapes[1], shapes[2]}) {
     const Problem<float> problem(s);
-    Output<float> output(s);
-    std::vector<float> shift(output.lse), sum(output.lse), o(output.out), more_shift(output.lse),
-        more_sum(output.lse), more_o(output.out);
-    const std::array<index_t, 3> rows{s.batch, s.heads, s.queries};
-    const std::array<index_t, 4> channels{s.batch, s.heads, s.queries, s.dv};
-    const AttentionState<float> state{{shift.data(), rows}, {sum.data(), rows}, {o.data(), channels}},
-        more{{more_shift.data(), rows}, {more_sum.data(), rows}, {more_o.data(), channels}};
+    Output<float> output(s), shift(s), sum(s), more_shift(s), more_sum(s);
+    const AttentionState<float> state{shift.lse_view(), sum.lse_view(), sum.out_view()},
+        more{more_shift.lse_view(), more_sum.lse_view(), more_sum.out_view()};
     Workspace workspace;
     const auto partial = [&](const AttentionState<float>& to) {
       ssmax::attention_partial<float>(
@@ -151,9 +138,7 @@ TEST_CASE("attention_partial allocates once; merge and finish do not allocate", 
     CHECK(allocations([&] { partial(state); }) == 1);
     CHECK(allocations([&] { partial(more); }) == 0);
     CHECK(allocations([&] { ssmax::merge<float>(state, more); }) == 0);
-    CHECK(allocations([&] {
-            ssmax::finish<float>(state, {output.out.data(), channels}, {output.lse.data(), rows});
-          }) == 0);
+    CHECK(allocations([&] { ssmax::finish<float>(state, output.out_view(), output.lse_view()); }) == 0);
   }
 }
 

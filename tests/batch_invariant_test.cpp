@@ -150,8 +150,10 @@ void compare(const Case& c, const Rope<Compute<T>>* rope, const M& mask, const C
   if (rope == nullptr || sizeof(T) != 2) CHECK(decoded == whole);
 }
 
-template <class T>
-void compare_all() {
+TEMPLATE_TEST_CASE("batch_invariant: a cut prompt is bit-identical to one call",
+                   "[attention][decode][batch_invariant][bfloat16][slow]", float, double, ssmax::half,
+                   bfloat16) {
+  using T = TestType;
   for (const Case& c : cases) {
     const Rope<Compute<T>> rope({.width = c.d / 2 * 2}, c.keys);
     for_each_target_of<T>([&](const std::string& target) {
@@ -162,14 +164,6 @@ void compare_all() {
       compare<T>(c, &rope, ssmax::SlidingWindow{50}, ssmax::Identity{});
     });
   }
-}
-
-TEST_CASE("batch_invariant: a cut prompt is bit-identical to one call",
-          "[attention][decode][batch_invariant][bfloat16][slow]") {
-  SECTION("float") { compare_all<float>(); }
-  SECTION("double") { compare_all<double>(); }
-  SECTION("half") { compare_all<ssmax::half>(); }
-  SECTION("bfloat16") { compare_all<bfloat16>(); }
 }
 
 }  // namespace attention_problem::batch_invariant_test

@@ -214,10 +214,8 @@ TEMPLATE_TEST_CASE("a call of attention over pages with factors of channels", "[
   const Expected<float> expected(pool.numbers, Plan{});
   for_each_target([&](const std::string& target) {
     Output<float> got(shape);
-    ssmax::attention<float>({.q = pool.numbers.q_view(),
-                             .out = {got.out.data(), {2, 4, 40, 40}},
-                             .lse = {got.lse.data(), {2, 4, 40}}},
-                            pool.keys(), Softmax{}, Causal{}, Identity{}, {.explanation = &got.explanation});
+    ssmax::attention<float>(arguments_of(pool.numbers, got), pool.keys(), Softmax{}, Causal{}, Identity{},
+                            {.explanation = &got.explanation});
     CHECK(got.explanation.path == Path::prefill);
     Rule rule;
     rule.take(got, expected, name_of(shape));
@@ -258,7 +256,6 @@ TEMPLATE_TEST_CASE("few bfloat16 queries over pages with factors of channels", "
   std::ranges::transform(data.q, wide.q.begin(), [](bfloat16 x) { return static_cast<float>(x); });
   const Expected<float> expected(wide, Plan{});
   for_each_target_of<bfloat16>([&](const std::string& target) {
-    INFO(target);
     const Output<bfloat16> got = run(data, pool.keys());
     CHECK(got.explanation.path == Path::decode);
     const Output<float> floats = run(wide, pool.keys());
@@ -388,8 +385,7 @@ TEST_CASE("factors of channels: results are bit-identical with and without commo
   const View<const int, 2> entries(table.data(), {2, pool.columns});
   const Data<float> both_sequences({2, 1, queries, 64, 72, {1200, longest}});
   const ssmax::SinkWindow mask{4, 1100};
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     const PagedKeys keys(pool.k.view(), pool.v.view(), PageTable<int>(entries, lengths), {},
                          pool.channel_scales());
     const auto together = run(both_sequences, keys, Softmax{}, mask);
@@ -495,7 +491,7 @@ TEST_CASE("wrong factors of channels are refused", "[channel_scales][errors]") {
   const View<const float, 3> good(numbers.data(), {4, 2, 8}), rows_of(numbers.data(), {4, 16, 2}), none;
   const auto refused = [&](const View<const float, 3>& of_k, const View<const float, 3>& of_v,
                            std::string_view message) {
-    check_refused([&] { PagedKeys keys(k, k, pages, {}, {.k = of_k, .v = of_v}); }, {message});
+    check_refused({message}, [&] { PagedKeys keys(k, k, pages, {}, {.k = of_k, .v = of_v}); });
   };
   refused(none, good,
           "ssmax::PagedKeys: k_scales has size 0, the storage type needs a factor per row of the pool: 128");
@@ -513,13 +509,13 @@ TEST_CASE("wrong factors of channels are refused", "[channel_scales][errors]") {
   refused({numbers.data(), {4, 2, 8}, {std::numeric_limits<index_t>::max() / 4, 8, 1}}, good,
           "ssmax::PagedKeys: k_channel_scales has extent 4 and stride");
   check_refused(
-      [&] { PagedKeys keys(wide, k, pages, {.v = rows_of}, {.k = good}); },
-      {"ssmax::PagedKeys: k_channel_scales has size 64, the storage type has no factors: must be 0"});
+      {"ssmax::PagedKeys: k_channel_scales has size 64, the storage type has no factors: must be 0"},
+      [&] { PagedKeys keys(wide, k, pages, {.v = rows_of}, {.k = good}); });
   check_refused(
-      [&] { PagedKeys keys(grouped, k, pages, {.v = rows_of}, {.k = good}); },
-      {"ssmax::PagedKeys: k_channel_scales has size 64, the storage type has no factors: must be 0"});
-  check_refused([&] { PagedKeys keys(k, wide, pages, {.k = rows_of}, {.v = good}); },
-                {"ssmax::PagedKeys: v_channel_scales has size 64, the storage type has no factors"});
+      {"ssmax::PagedKeys: k_channel_scales has size 64, the storage type has no factors: must be 0"},
+      [&] { PagedKeys keys(grouped, k, pages, {.v = rows_of}, {.k = good}); });
+  check_refused({"ssmax::PagedKeys: v_channel_scales has size 64, the storage type has no factors"},
+                [&] { PagedKeys keys(k, wide, pages, {.k = rows_of}, {.v = good}); });
   CHECK(refusal([&] { PagedKeys keys(k, k, pages, {}, {.k = good, .v = good}); }) == "(nothing was thrown)");
   CHECK(refusal([&] { PagedKeys keys(k, k, pages, {.v = rows_of}, {.k = good}); }) == "(nothing was thrown)");
 }

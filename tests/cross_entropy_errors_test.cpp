@@ -36,7 +36,7 @@ struct Buffers {
       cross_entropy<float>(from, to, gradient, {.ignored = ignored_target}, Reverse{4, &runs});
     };
     CHECK(refusal(call).find("ssmax::cross_entropy: ") == 0);
-    check_refused_with_words(call, words);
+    check_refused_with_words(words, call);
     const auto untouched = [](float x) { return x == sentinel<float>(); };
     CHECK(std::all_of(logits.begin(), logits.end(), untouched));
     CHECK(std::all_of(dlogits.begin(), dlogits.end(), untouched));

@@ -26,8 +26,9 @@ constexpr std::array<std::array<index_t, 2>, 21> shapes{{
     {2, 1031}, {2, 4095}, {2, 4096}, {3, 4097}, {1, 8192}, {2, 10007}, {601, 61},
 }};
 
-template <class T>
-void check_shapes() {
+TEMPLATE_TEST_CASE("cross_entropy agrees with the long double reference", "[cross_entropy]", float, double,
+                   half, bfloat16) {
+  using T = TestType;
   for_each_target([](const std::string& name) {
     for (const auto& [rows, classes] : shapes) {
       INFO(name);
@@ -39,19 +40,6 @@ void check_shapes() {
       check_against_reference(problem, 3, false);
     }
   });
-}
-
-TEST_CASE("cross_entropy agrees with the long double reference: float", "[cross_entropy]") {
-  check_shapes<float>();
-}
-TEST_CASE("cross_entropy agrees with the long double reference: double", "[cross_entropy]") {
-  check_shapes<double>();
-}
-TEST_CASE("cross_entropy agrees with the long double reference: half", "[cross_entropy]") {
-  check_shapes<half>();
-}
-TEST_CASE("cross_entropy agrees with the long double reference: bfloat16", "[cross_entropy]") {
-  check_shapes<bfloat16>();
 }
 
 TEST_CASE("any class can be the target", "[cross_entropy]") {
@@ -186,8 +174,9 @@ TEST_CASE("loss is 0 without rows and with all rows ignored", "[cross_entropy]")
                                      View<float, 2>(nullptr, {3, 0})));
 }
 
-template <class T>
-void check_ignored_rows() {
+TEMPLATE_TEST_CASE("ignored rows are not read, are not counted and get gradient 0", "[cross_entropy]", float,
+                   bfloat16) {
+  using T = TestType;
   for_each_target([](const std::string& name) {
     INFO(name);
     // Ignored rows hold values that would change all results if they were read.
@@ -230,13 +219,6 @@ void check_ignored_rows() {
     }
     CHECK(problem.run(Where::left_out).loss == without.loss);
   });
-}
-
-TEST_CASE("ignored rows are not read, are not counted and get gradient 0: float", "[cross_entropy]") {
-  check_ignored_rows<float>();
-}
-TEST_CASE("ignored rows are not read, are not counted and get gradient 0: bfloat16", "[cross_entropy]") {
-  check_ignored_rows<bfloat16>();
 }
 
 TEST_CASE("all rows ignored: loss 0 and gradient 0", "[cross_entropy]") {

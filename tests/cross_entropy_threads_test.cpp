@@ -34,8 +34,9 @@ struct Threads {
   }
 };
 
-template <class T>
-void check_executors() {
+TEMPLATE_TEST_CASE("cross_entropy is bit-identical for every executor", "[cross_entropy][threads][slow]",
+                   float, half) {
+  using T = TestType;
   ThreadPool two(2), three(3), seven(7);
   for_each_target([&](const std::string& name) {
     for (const auto& [rows, classes] :
@@ -55,11 +56,6 @@ void check_executors() {
       }
     }
   });
-}
-
-TEST_CASE("cross_entropy is bit-identical for every executor", "[cross_entropy][threads][slow]") {
-  check_executors<float>();
-  check_executors<half>();
 }
 
 TEST_CASE("losses of any size are added in the same order", "[cross_entropy][threads]") {

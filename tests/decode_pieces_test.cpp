@@ -79,8 +79,7 @@ void check_same_bits_in_pieces(const Shape& shape, const std::vector<index_t>& s
 
 TEST_CASE("a prefill in calls of more than 16 queries per kv head is bit-identical to one call",
           "[decode][bfloat16]") {
-  for_each_target_of<bfloat16>([](const std::string& target) {
-    INFO(target);
+  for_each_target_of<bfloat16>([](const std::string&) {
     check_same_bits_in_pieces<float>(whole(1, 1, 8, 9, 300), {17, 40, 33, 70, 18, 23, 99}, true);
     check_same_bits_in_pieces<float>(whole(6, 2, 16, 16, 290, 2), {6, 40, 11, 128, 7, 98}, true);
     check_same_bits_in_pieces<float>(whole(4, 1, 5, 3, 130), {5}, true);
@@ -109,7 +108,6 @@ void check_bounded_in_pieces(const Shape& shape, const std::vector<index_t>& ste
       over = worse(over, std::abs(Real(pieces.out[i]) - Real(together.out[i])) -
                              factor * expected.exact.value_sums[i]);
     }
-    INFO(target);
     CHECK(over <= 0);
     Rule rule;
     rule.take(pieces, expected, name_of(shape));
@@ -152,8 +150,7 @@ TEST_CASE("decode: results are bit-identical for any number of rows up to 16", "
 // ---- Speculation ------------------------------------------------------------------------------------------
 
 TEST_CASE("what was speculated and taken back leaves no trace", "[decode]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     for (const index_t heads : {2, 20}) {
       const Shape shape{heads, 1, 4, 16, 8, {300, 300}};
       const Data<float> data(shape), wrong(Shape{heads, 1, 4, 16, 8, {301, 301}});

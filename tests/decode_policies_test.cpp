@@ -22,8 +22,9 @@ Real distance(const Output<T>& output, const Data<T>& data, const Plan& plan) {
   return largest_error(output.out, loops<Real>(data, plan).out);
 }
 
-template <class T>
-void check_scalings() {
+TEMPLATE_TEST_CASE("n and the position that a scaling sees are those of the sequence", "[decode]", float,
+                   double) {
+  using T = TestType;
   const std::vector<T> s{T(0.43), T(1), T(-0.2), T(0), T(0.7), T(1.3)};
   const std::vector<T> b{T(0.1), T(0), T(-0.5), T(0.7), T(1), T(-0.1)};
   const auto ln = [](index_t n) { return std::log(static_cast<Real>(n)); };
@@ -56,13 +57,9 @@ void check_scalings() {
   }
 }
 
-TEST_CASE("n and the position that a scaling sees are those of the sequence", "[decode]") {
-  SECTION("float") { check_scalings<float>(); }
-  SECTION("double") { check_scalings<double>(); }
-}
-
-template <class T>
-void check_multipliers() {
+TEMPLATE_TEST_CASE("multipliers may be large, negative or zero, and so may logits", "[decode][slow]", float,
+                   double) {
+  using T = TestType;
   for (const Shape& shape : {Shape{3, 1, 2, 16, 9, {2300, 2}}, Shape{3, 1, 7, 16, 9, {2300, 7}}}) {
     for (const double deviation : {1.0, 4.0, 40.0}) {
       const Data<T> data(shape, deviation);
@@ -75,13 +72,8 @@ void check_multipliers() {
   }
 }
 
-TEST_CASE("multipliers may be large, negative or zero, and so may logits", "[decode][slow]") {
-  SECTION("float") { check_multipliers<float>(); }
-  SECTION("double") { check_multipliers<double>(); }
-}
-
-template <class T>
-void check_ropes() {
+TEMPLATE_TEST_CASE("queries are rotated to their positions in each sequence", "[decode]", float, double) {
+  using T = TestType;
   const Shape long_ones{2, 1, 1, 32, 8, {1030, 1}};
   for (const ssmax::RopeOptions& turn :
        {ssmax::RopeOptions{.width = 16},
@@ -93,11 +85,6 @@ void check_ropes() {
             {.rope = &rope});
     }
   }
-}
-
-TEST_CASE("queries are rotated to their positions in each sequence", "[decode]") {
-  SECTION("float") { check_ropes<float>(); }
-  SECTION("double") { check_ropes<double>(); }
 }
 
 // ---- Masks, scores, sinks ---------------------------------------------------------------------------------

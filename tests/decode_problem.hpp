@@ -145,17 +145,22 @@ struct Output {
   }
 };
 
+/// The tensors of a call that writes `output`.
+template <class T>
+DecodeArguments<T> arguments_of(const Data<T>& data, Output<T>& output) {
+  const Shape& s = data.shape;
+  return {.q = data.q_view(),
+          .out = {output.out.data(), {s.batch(), s.heads, s.queries, s.dv}},
+          .lse = {output.lse.data(), {s.batch(), s.heads, s.queries}}};
+}
+
 template <class T, class K, class S = Softmax, class M = Causal, class C = Identity, class E = ssmax::Serial>
 Output<T> run(const Data<T>& data, const K& keys, const S& scaling = {}, const M& mask = {},
               const C& score = {}, const AttentionOptions<T>& options = {}, E&& executor = {}) {
-  const Shape& s = data.shape;
-  Output<T> result(s);
+  Output<T> result(data.shape);
   AttentionOptions<T> explained = options;
   explained.explanation = &result.explanation;
-  decode<T>({.q = data.q_view(),
-             .out = {result.out.data(), {s.batch(), s.heads, s.queries, s.dv}},
-             .lse = {result.lse.data(), {s.batch(), s.heads, s.queries}}},
-            keys, scaling, mask, score, explained, executor);
+  decode<T>(arguments_of(data, result), keys, scaling, mask, score, explained, executor);
   return result;
 }
 

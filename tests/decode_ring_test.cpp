@@ -138,8 +138,9 @@ TEST_CASE("with more than 16 queries of a kv head a ring with first keys gives t
 
 /// Lengths below, at and far above the capacity. The longest one's window lies in two chunks of 1024 keys. Queries have
 /// the cache's type.
-template <class T>
-void check_sinks_of_lengths() {
+TEMPLATE_TEST_CASE("first keys and a window on a ring, for all lengths and types", "[decode][bfloat16]",
+                   float, half, bfloat16) {
+  using T = TestType;
   for (const index_t queries : {1, 5, 20}) {
     const Shape shape{2, 2, queries, 16, 9, {20, 67, 91, 92, 2060}};
     const Kept kept{5, 67, 72 + queries - 1};
@@ -151,8 +152,7 @@ void check_sinks_of_lengths() {
                      plain = filled<T>(data);
     check(data, ring, expected, Softmax{}, mask, Identity{});
     if (queries > 16) {
-      for_each_target([&](const std::string& target) {
-        INFO(target);
+      for_each_target([&](const std::string&) {
         CHECK(run(data, ring, Softmax{}, mask) == run(data, plain, Softmax{}, mask));
       });
     }
@@ -163,28 +163,20 @@ void check_sinks_of_lengths() {
   }
 }
 
-TEST_CASE("first keys and a window on a ring, for all lengths and types", "[decode][bfloat16]") {
-  SECTION("float") { check_sinks_of_lengths<float>(); }
-  SECTION("half") { check_sinks_of_lengths<half>(); }
-  SECTION("bfloat16") { check_sinks_of_lengths<bfloat16>(); }
-}
-
 TEST_CASE("a mask that shows keys which a ring has forgotten is refused", "[decode]") {
   const Data<float> data({2, 1, 3, 8, 4, {9, 20}});
   const KvCache<float> ring = filled<float>(data, nullptr, 12, true);  // the second one keeps 8 … 19
   Output<float> result(data.shape);
   const Output<float> untouched = result;
   const auto call = [&](const auto& mask) {
-    decode<float>(
-        {.q = data.q_view(), .out = {result.out.data(), {2, 2, 3, 4}}, .lse = {result.lse.data(), {2, 2, 3}}},
-        ring, Softmax{}, mask);
+    decode<float>(arguments_of(data, result), ring, Softmax{}, mask);
   };
-  check_refused([&] { call(Causal{}); }, {"ssmax::decode: mask shows key 0", "stores keys [0, 8)"});
-  check_refused([&] { call(ssmax::Full{}); }, {"mask shows key 0", "stores keys [0, 8)"});
+  check_refused({"ssmax::decode: mask shows key 0", "stores keys [0, 8)"}, [&] { call(Causal{}); });
+  check_refused({"mask shows key 0", "stores keys [0, 8)"}, [&] { call(ssmax::Full{}); });
   // The first of three queries is at 17.
-  check_refused([&] { call(SlidingWindow{10}); }, {"mask shows key 7", "stores keys [0, 8)"});
+  check_refused({"mask shows key 7", "stores keys [0, 8)"}, [&] { call(SlidingWindow{10}); });
   const std::vector<index_t> lengths{9, 20};
-  check_refused([&] { call(KeyLengths{lengths}); }, {"mask shows key 0"});
+  check_refused({"mask shows key 0"}, [&] { call(KeyLengths{lengths}); });
   CHECK(result == untouched);
   CHECK_NOTHROW(call(SlidingWindow{9}));
   CHECK_NOTHROW(call(SlidingWindow{9} & KeyLengths{lengths}));
@@ -193,8 +185,8 @@ TEST_CASE("a mask that shows keys which a ring has forgotten is refused", "[deco
       Causal{} & ssmax::Where([](const Query& q, index_t key) { return key > q.position() - 10; });
   CHECK_NOTHROW(call(where));
   CHECK_NOTHROW(call(SinkWindow{0, 10}));
-  check_refused([&] { call(SinkWindow{0, 11}); }, {"mask shows key 7", "stores keys [0, 8)"});
-  check_refused([&] { call(SinkWindow{3, 10}); }, {"mask shows key 0", "stores keys [0, 8)"});
+  check_refused({"mask shows key 7", "stores keys [0, 8)"}, [&] { call(SinkWindow{0, 11}); });
+  check_refused({"mask shows key 0", "stores keys [0, 8)"}, [&] { call(SinkWindow{3, 10}); });
   // A ring that has not forgotten a key is like any other cache.
   const KvCache<float> fresh = filled<float>(data, nullptr, 20, true);
   CHECK(run(data, fresh) == run(data, filled<float>(data)));
@@ -207,9 +199,7 @@ TEST_CASE("a mask that shows keys between the first ones and the last ones of a 
   Output<float> result(data.shape);
   const Output<float> untouched = result;
   const auto call = [&](const auto& mask) {
-    decode<float>(
-        {.q = data.q_view(), .out = {result.out.data(), {2, 2, 3, 4}}, .lse = {result.lse.data(), {2, 2, 3}}},
-        ring, Softmax{}, mask);
+    decode<float>(arguments_of(data, result), ring, Softmax{}, mask);
   };
   const auto where = [](index_t first, index_t window) {
     return Causal{} & ssmax::Where([=](const Query& query, index_t key) {
@@ -217,12 +207,12 @@ TEST_CASE("a mask that shows keys between the first ones and the last ones of a 
            });
   };
   // The first of three queries is at 17.
-  check_refused([&] { call(SinkWindow{4, 7}); }, {"ssmax::decode: mask shows key 11", "stores keys [4, 12)"});
-  check_refused([&] { call(SinkWindow{5, 6}); }, {"mask shows key 4", "stores keys [4, 12)"});
-  check_refused([&] { call(where(4, 7)); }, {"mask shows key 11", "stores keys [4, 12)"});
-  check_refused([&] { call(where(5, 6)); }, {"mask shows key 4", "stores keys [4, 12)"});
-  check_refused([&] { call(Causal{}); }, {"mask shows key 4", "stores keys [4, 12)"});
-  check_refused([&] { call(SlidingWindow{6}); }, {"mask shows key 11", "stores keys [4, 12)"});
+  check_refused({"ssmax::decode: mask shows key 11", "stores keys [4, 12)"}, [&] { call(SinkWindow{4, 7}); });
+  check_refused({"mask shows key 4", "stores keys [4, 12)"}, [&] { call(SinkWindow{5, 6}); });
+  check_refused({"mask shows key 11", "stores keys [4, 12)"}, [&] { call(where(4, 7)); });
+  check_refused({"mask shows key 4", "stores keys [4, 12)"}, [&] { call(where(5, 6)); });
+  check_refused({"mask shows key 4", "stores keys [4, 12)"}, [&] { call(Causal{}); });
+  check_refused({"mask shows key 11", "stores keys [4, 12)"}, [&] { call(SlidingWindow{6}); });
   CHECK(result == untouched);
   CHECK_NOTHROW(call(SinkWindow{4, 6}));
   CHECK_NOTHROW(call(where(4, 6)));
@@ -251,10 +241,10 @@ TEST_CASE("a source names the keys that it has forgotten", "[decode][key_source]
     decode<float>({.q = data.q_view(), .out = {result.out.data(), {1, 1, 1, 4}}}, TwoGaps{&cache}, Softmax{},
                   Causal{} & ssmax::Where([=](const Query&, index_t key) { return shows(key); }));
   };
-  check_refused([&] { call([](index_t key) { return key == 2; }); },
-                {"mask shows key 2", "stores keys [0, 3)"});
-  check_refused([&] { call([](index_t key) { return key >= 8; }); },
-                {"mask shows key 8", "stores keys [5, 9)"});
+  check_refused({"mask shows key 2", "stores keys [0, 3)"},
+                [&] { call([](index_t key) { return key == 2; }); });
+  check_refused({"mask shows key 8", "stores keys [5, 9)"},
+                [&] { call([](index_t key) { return key >= 8; }); });
   CHECK_NOTHROW(call([](index_t key) { return key == 3 || key == 4 || key >= 9; }));
 }
 

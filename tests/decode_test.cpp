@@ -109,14 +109,13 @@ void check_cost_of_storage(Real bound) {
     all.emplace_back(shape);
     expected.push_back(loops<Real>(all.back(), {.rope = &turn}));
   }
-  for_each_target_of<X>([&](const std::string& target) {
+  for_each_target_of<X>([&](const std::string&) {
     Real worst = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
       const Output<float> output = run(all[i], filled<X>(all[i], &rope), Softmax{}, Causal{}, Identity{},
                                        AttentionOptions<float>{.rope = &rope});
       worst = worse(worst, relative_error(output, expected[i], all[i].shape.dv));
     }
-    INFO(target);
     CHECK(static_cast<double>(worst) <= static_cast<double>(bound));
   });
 }
@@ -147,8 +146,7 @@ TEST_CASE("decode accepts 0 queries, sequences and heads", "[decode]") {
 // ---- Layouts ----------------------------------------------------------------------------------------------
 
 TEST_CASE("[batch, position, head, channel] is bit-identical and writes only the rows of out", "[decode]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     for (const Shape& shape : few_and_many) {
       const Data<float> data(shape);
       const KvCache<float> cache = filled<float>(data);

@@ -105,8 +105,7 @@ void check_shapes(const std::vector<Shape>& of_shapes = shapes) {
     const Data<bfloat16> data(shape);
     const KvCache<K, V> cache = filled_with<K, V>(uneven(shape));
     const KvCache<bfloat16> expected = dequantized(cache, shape);
-    for_each_target_of_products([&](const std::string& target) {
-      INFO(target);
+    for_each_target_of_products([&](const std::string&) {
       const index_t rows = shape.heads / shape.kv_heads * shape.queries;
       CHECK(run(data, cache).explanation.path == attention_problem::bfloat16_path(rows));
       check_same(data, cache, expected);
@@ -205,8 +204,7 @@ TEMPLATE_TEST_CASE("rows with NaN in 8 bits reach the bfloat16 queries that see 
       hidden.v_row(0, 0, key)[0] = nan;
     }
     const KvCache<X> cache = filled<X>(hidden);
-    for_each_target_of_products([&](const std::string& target) {
-      INFO(target);
+    for_each_target_of_products([&](const std::string&) {
       check_same(data, cache, clean_cache, Softmax{}, EveryThirdKeyIsHidden{});
     });
   }
@@ -258,8 +256,7 @@ TEMPLATE_TEST_CASE("rows of 8 bits in pages and rings", "[eight_bit][bfloat16][p
     const std::vector<index_t> sequences(2500, ids[0]);
     const View<const float, 3> k(rows.k.data(), {2500, 1, 64}), v(rows.v.data(), {2500, 1, 80});
     paged.append(k, v, sequences);
-    for_each_target_of_products([&](const std::string& target) {
-      INFO(target);
+    for_each_target_of_products([&](const std::string&) {
       check_same(data, paged.source(ids), expected);
       check_same(data, ring, expected, Softmax{}, SlidingWindow{2000});
     });
@@ -275,8 +272,7 @@ TEMPLATE_TEST_CASE("8 bits with a rope: rotated when stored, or in the call",
     const ssmax::Rope<float> rope({.width = 46}, 400);
     const KvCache<X> rotated = filled<X>(rows, &rope), plain = filled<X>(rows);
     const KvCache<bfloat16> expected = dequantized(rotated, shape);
-    for_each_target_of_products([&](const std::string& target) {
-      INFO(target);
+    for_each_target_of_products([&](const std::string&) {
       for (const bool rounded : {false, true}) {
         const AttentionOptions<bfloat16> options{.rope = &rope, .rounded_rotation = rounded};
         check_same(data, rotated, expected, Softmax{}, Causal{}, Identity{}, options);
@@ -305,8 +301,7 @@ TEST_CASE("8 bits take float products with few queries, float queries and float_
     options.float_products = float_products;
     return run(data, cache, Softmax{}, Causal{}, Identity{}, options).explanation;
   };
-  for_each_target_of_products([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of_products([&](const std::string&) {
     CHECK(path_of(bfloat16{}, 4, false).path == Path::decode);
     CHECK(path_of(bfloat16{}, 8, true).path == Path::decode);
     CHECK(path_of(bfloat16{}, 20, true).path == Path::prefill);
@@ -314,9 +309,8 @@ TEST_CASE("8 bits take float products with few queries, float queries and float_
     CHECK(path_of(float{}, 20, false).path == Path::prefill);
     CHECK(std::string(path_of(float{}, 8, false).reason) == "bfloat16: queries are stored in another type");
   });
-  for_each_target_of<bfloat16>([&](const std::string& target) {
+  for_each_target_of<bfloat16>([&](const std::string&) {
     if (attention_problem::has_bfloat16_products()) return;
-    INFO(target);
     CHECK(path_of(bfloat16{}, 8, false).path == Path::decode);
     CHECK(path_of(bfloat16{}, 20, false).path == Path::prefill);
   });

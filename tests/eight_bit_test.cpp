@@ -212,10 +212,7 @@ TEST_CASE("keys and values of different storage types, one of 8 bits", "[eight_b
     cache.append(data.k_view(0, 1100), data.v_view(0, 1100), nullptr, data.shape.lengths);
     for_each_target([&](const std::string& target) {
       Output<float> output(data.shape);
-      decode<float>({.q = data.q_view(),
-                     .out = {output.out.data(), {2, 6, 2, 80}},
-                     .lse = {output.lse.data(), {2, 6, 2}}},
-                    cache, Softmax{});
+      decode<float>(arguments_of(data, output), cache, Softmax{});
       Rule rule;
       rule.take(output, expected, name_of(data.shape));
       rule.check(target);
@@ -315,8 +312,7 @@ TEST_CASE("the cost of storing rows in 8 bits, in units of the largest result", 
     for (const Shape& shape : {Shape{8, 2, 1, 64, 64, {300, 17}}, Shape{4, 2, 2, 128, 80, {600}}}) {
       const Data<float> data(shape);
       const Loops<Real> exact = loops<Real>(data, {});
-      for_each_target([&](const std::string& target) {
-        INFO(target);
+      for_each_target([&](const std::string&) {
         const Real error = largest_error(run(data, filled<X>(data)).out, exact.out);
         CHECK(static_cast<double>(error / largest(exact.out)) <= static_cast<double>(bound));
       });

@@ -161,8 +161,7 @@ TEST_CASE("attention of tensors of different types is bit-identical to float", "
 TEST_CASE("RoPE rotates keys of another type", "[attention][elements]") {
   const Extents extents{1, 4, 2, 37, 300, 16, 8};
   const Rope<float> rope({.width = 16}, 300);
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     Tensors<float, half, bfloat16, half> tensors(extents);
     auto wide = tensors.widened();
     wide.attend<float>({.rope = &rope});
@@ -174,8 +173,7 @@ TEST_CASE("RoPE rotates keys of another type", "[attention][elements]") {
 TEST_CASE("q, k and v of bfloat16 take the bf16 path with any type of out",
           "[attention][elements][bfloat16]") {
   const Extents extents{1, 4, 2, 37, 300, 16, 16};
-  for_each_target_of<bfloat16>([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of<bfloat16>([&](const std::string&) {
     Tensors<bfloat16, bfloat16, bfloat16, float> tensors(extents);
     Tensors<bfloat16, bfloat16, bfloat16, bfloat16> plain(extents);
     tensors.attend();
@@ -192,8 +190,7 @@ TEST_CASE("q, k and v of bfloat16 take the bf16 path with any type of out",
 
 TEST_CASE("explanations name the tensor of another type", "[attention][elements][explain][bfloat16]") {
   const Extents extents{1, 1, 1, 20, 300, 16, 16};
-  for_each_target_of<bfloat16>([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of<bfloat16>([&](const std::string&) {
     Tensors<bfloat16, bfloat16, bfloat16, bfloat16> all(extents);
     all.attend();
     const bool has_products = std::string_view(all.explanation.operands) == "bfloat16";

@@ -376,12 +376,12 @@ TEST_CASE("sparse rows in place, and what they refuse", "[entmax]") {
   ssmax::entmax15(z, z);
   CHECK(same_bits(y, z));
   std::vector<float> shorter(8999);
-  check_refused([&] { ssmax::entmax15(z, shorter); }, {"entmax15", "out", "8999", "9000"});
-  check_refused(
-      [&] { ssmax::sparsemax(View<const float, 1>(z.data(), {8000}), View<float, 1>(z.data() + 1, {8000})); },
-      {"sparsemax", "out", "overlaps"});
-  check_refused([&] { ssmax::sparsemax(z, y, SSMax<float>{std::span<const float>(shorter)}); },
-                {"s", "8999"});
+  check_refused({"entmax15", "out", "8999", "9000"}, [&] { ssmax::entmax15(z, shorter); });
+  check_refused({"sparsemax", "out", "overlaps"}, [&] {
+    ssmax::sparsemax(View<const float, 1>(z.data(), {8000}), View<float, 1>(z.data() + 1, {8000}));
+  });
+  check_refused({"s", "8999"},
+                [&] { ssmax::sparsemax(z, y, SSMax<float>{std::span<const float>(shorter)}); });
 }
 
 }  // namespace entmax_test

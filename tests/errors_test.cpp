@@ -49,8 +49,8 @@ TEST_CASE("softmax and log_softmax refuse shapes that do not fit", "[errors]") {
   RowBuffers m;
   const auto refused = [&](View<const float, 3> logits, View<float, 3> out,
                            std::initializer_list<std::string_view> words) {
-    check_refused_with_words([&] { ssmax::softmax(logits, out); }, words);
-    check_refused_with_words([&] { ssmax::log_softmax(logits, out); }, words);
+    check_refused_with_words(words, [&] { ssmax::softmax(logits, out); });
+    check_refused_with_words(words, [&] { ssmax::log_softmax(logits, out); });
   };
   refused(m.logits.view<3>({2, 5, 8}), m.out.view<3>({2, 5, 7}), {"out", "7", "8"});
   refused(m.logits.view<3>({2, 5, 8}), m.out.view<3>({2, 6, 8}), {"out", "5", "6"});
@@ -62,35 +62,25 @@ TEST_CASE("softmax and log_softmax refuse shapes that do not fit", "[errors]") {
 
 TEST_CASE("softmax refuses memory that overlaps other than as a whole", "[errors]") {
   RowBuffers m;
-  const View<const float, 2> logits(m.logits.storage.data(), {4, 8});
-  check_refused_with_words(
-      [&] {
-        ssmax::softmax(logits, View<float, 2>(m.logits.storage.data() + 1, {4, 8}));
-      },
-      {"out"});
-  check_refused_with_words(
-      [&] {
-        ssmax::softmax(logits, View<float, 2>(m.logits.storage.data() + 8, {4, 8}));
-      },
-      {"out"});
-  check_refused_with_words(
-      [&] {
-        ssmax::softmax(logits, View<float, 2>(m.logits.storage.data(), {4, 8}, {16, 1}));
-      },
-      {"out"});
+  float* const data = m.logits.storage.data();
+  const View<const float, 2> logits(data, {4, 8});
+  const auto refused = [&](const View<float, 2>& out) {
+    check_refused_with_words({"out"}, [&] { ssmax::softmax(logits, out); });
+  };
+  refused({data + 1, {4, 8}});
+  refused({data + 8, {4, 8}});
+  refused({data, {4, 8}, {16, 1}});
   // Rows of the output on top of each other.
-  check_refused_with_words([&] { ssmax::softmax(logits, m.out.view<2>({4, 8}, {0, 1})); }, {"out"});
-  check_refused_with_words([&] { ssmax::softmax(logits, m.out.view<2>({4, 8}, {7, 1})); }, {"out"});
+  refused(m.out.view<2>({4, 8}, {0, 1}));
+  refused(m.out.view<2>({4, 8}, {7, 1}));
   m.check_untouched();
 }
 
 TEST_CASE("logsumexp refuses another number of rows", "[errors]") {
   RowBuffers m;
-  check_refused_with_words(
-      [&] {
-        ssmax::logsumexp(View<const float, 2>(m.logits.view<2>({5, 8})), m.out.view<1>({4}));
-      },
-      {"out", "4", "5"});
+  check_refused_with_words({"out", "4", "5"}, [&] {
+    ssmax::logsumexp(View<const float, 2>(m.logits.view<2>({5, 8})), m.out.view<1>({4}));
+  });
   m.check_untouched();
 }
 
@@ -102,9 +92,9 @@ TEST_CASE("masks and scalings that do not fit the rows are refused", "[errors]")
   const std::vector<float> two(2, 1.f), three(3, 1.f), table(7, 1.f);
   const auto refused = [&](const auto& scaling, const auto& mask,
                            std::initializer_list<std::string_view> words) {
-    check_refused_with_words([&] { ssmax::softmax(logits, out, scaling, mask); }, words);
-    check_refused_with_words([&] { ssmax::log_softmax(logits, out, scaling, mask); }, words);
-    check_refused_with_words([&] { ssmax::logsumexp(logits, m.out.view<2>({3, 5}), scaling, mask); }, words);
+    check_refused_with_words(words, [&] { ssmax::softmax(logits, out, scaling, mask); });
+    check_refused_with_words(words, [&] { ssmax::log_softmax(logits, out, scaling, mask); });
+    check_refused_with_words(words, [&] { ssmax::logsumexp(logits, m.out.view<2>({3, 5}), scaling, mask); });
   };
   refused(Softmax{}, Lengths{lengths}, {"visible", "14", "15"});
   refused(SSMax<float>{two}, Full{}, {"s", "2", "3"});
@@ -117,8 +107,8 @@ TEST_CASE("backward refuses shapes that do not fit", "[errors]") {
   RowBuffers m;
   const auto refused = [&](const ssmax::RowsBackward<float, 2>& arguments, const auto& scaling,
                            std::initializer_list<std::string_view> words) {
-    check_refused_with_words([&] { ssmax::softmax_backward<float, 2>(arguments, scaling); }, words);
-    check_refused_with_words([&] { ssmax::log_softmax_backward<float, 2>(arguments, scaling); }, words);
+    check_refused_with_words(words, [&] { ssmax::softmax_backward<float, 2>(arguments, scaling); });
+    check_refused_with_words(words, [&] { ssmax::log_softmax_backward<float, 2>(arguments, scaling); });
   };
   const View<float, 2> good_logits = m.logits.view<2>({4, 8}), good_out = m.out.view<2>({4, 8}),
                        good_dout = m.dout.view<2>({4, 8}), good_dlogits = m.dlogits.view<2>({4, 8});
@@ -148,11 +138,11 @@ TEST_CASE("backward refuses shapes that do not fit", "[errors]") {
 // ---- RoPE -------------------------------------------------------------------------------------------------
 
 TEST_CASE("Rope refuses widths and numbers that make no rotation", "[errors]") {
-  check_refused_with_words([] { Rope<float>({.width = 7}, 10); }, {"width", "7"});
-  check_refused_with_words([] { Rope<float>({.width = -2}, 10); }, {"width", "-2"});
-  check_refused_with_words([] { Rope<float>({.width = 8}, -1); }, {"positions", "-1"});
-  check_refused_with_words([] { Rope<float>({.width = 8, .theta = 0}, 10); }, {"theta"});
-  check_refused_with_words([] { Rope<float>({.width = 8, .theta = -10'000}, 10); }, {"theta"});
+  check_refused_with_words({"width", "7"}, [] { Rope<float>({.width = 7}, 10); });
+  check_refused_with_words({"width", "-2"}, [] { Rope<float>({.width = -2}, 10); });
+  check_refused_with_words({"positions", "-1"}, [] { Rope<float>({.width = 8}, -1); });
+  check_refused_with_words({"theta"}, [] { Rope<float>({.width = 8, .theta = 0}, 10); });
+  check_refused_with_words({"theta"}, [] { Rope<float>({.width = 8, .theta = -10'000}, 10); });
 }
 
 TEST_CASE("rope refuses shapes and positions outside of its table", "[errors]") {
@@ -162,8 +152,8 @@ TEST_CASE("rope refuses shapes and positions outside of its table", "[errors]") 
   const View<float, 3> y = out.view<3>({2, 4, 10});
   const auto refused = [](auto x_view, auto y_view, const Rope<float>& rope, auto positions,
                           std::initializer_list<std::string_view> words) {
-    check_refused_with_words([&] { ssmax::rope<float>(x_view, y_view, rope, positions); }, words);
-    check_refused_with_words([&] { ssmax::rope_backward<float>(x_view, y_view, rope, positions); }, words);
+    check_refused_with_words(words, [&] { ssmax::rope<float>(x_view, y_view, rope, positions); });
+    check_refused_with_words(words, [&] { ssmax::rope_backward<float>(x_view, y_view, rope, positions); });
   };
   refused(x, out.view<3>({2, 4, 9}), table, index_t{5}, {"out", "9", "10"});
   refused(x, out.view<3>({2, 3, 10}), table, index_t{5}, {"out", "3", "4"});
@@ -192,72 +182,45 @@ struct AttentionBuffers {
   template <class Scaling = Softmax, class Mask = Full>
   void refused(std::initializer_list<std::string_view> words, const Scaling& scaling = {},
                const Mask& mask = {}, const ssmax::AttentionOptions<float>& options = {}) {
-    check_refused_with_words(
-        [&] {
-          ssmax::attention<float>({.q = q_view, .k = k_view, .v = v_view, .out = out_view, .lse = lse_view},
-                                  scaling, mask, options);
-        },
-        words);
+    check_refused_with_words(words, [&] {
+      ssmax::attention<float>({.q = q_view, .k = k_view, .v = v_view, .out = out_view, .lse = lse_view},
+                              scaling, mask, options);
+    });
     CHECK((q.untouched() && k.untouched() && v.untouched() && out.untouched() && lse.untouched()));
   }
 };
 
+/// Checks that a valid call is refused after one change.
+template <class Change>
+void refuses(std::initializer_list<std::string_view> words, const Change& change) {
+  AttentionBuffers call;
+  change(call);
+  call.refused(words);
+}
+
 TEST_CASE("attention refuses shapes that do not fit", "[errors]") {
-  AttentionBuffers m;
-  SECTION("width of k") {
-    m.k_view = m.k.view<4>({2, 2, 7, 9});
-    m.refused({"k", "9", "8"});
-  }
-  SECTION("number of keys") {
-    m.v_view = m.v.view<4>({2, 2, 11, 6});
-    m.refused({"v", "11", "7"});
-  }
-  SECTION("batch") {
-    m.k_view = m.k.view<4>({3, 2, 7, 8});
-    m.refused({"k", "3", "2"});
-  }
-  SECTION("heads of v") {
-    m.v_view = m.v.view<4>({2, 1, 7, 6});
-    m.refused({"v", "1", "2"});
-  }
-  SECTION("q heads that no kv head serves") {
-    m.k_view = m.k.view<4>({2, 3, 7, 8});
-    m.v_view = m.v.view<4>({2, 3, 7, 6});
-    m.refused({"q", "4", "3"});
-  }
-  SECTION("no kv head") {
-    m.k_view = m.k.view<4>({2, 0, 7, 8});
-    m.v_view = m.v.view<4>({2, 0, 7, 6});
-    m.refused({"k", "0", "4"});
-  }
-  SECTION("width of out") {
-    m.out_view = m.out.view<4>({2, 4, 5, 8});
-    m.refused({"out", "8", "6"});
-  }
-  SECTION("queries of out") {
-    m.out_view = m.out.view<4>({2, 4, 9, 6});
-    m.refused({"out", "9", "5"});
-  }
-  SECTION("lse") {
-    m.lse_view = m.lse.view<3>({2, 4, 11});
-    m.refused({"lse", "11", "5"});
-  }
-  SECTION("stride of channels") {
-    m.v_view = m.v.view<4>({2, 2, 7, 6}, {252, 126, 18, 3});
-    m.refused({"v", "stride", "3"});
-  }
-  SECTION("out over q") {
-    m.out_view = View<float, 4>(m.q.storage.data() + 2, {2, 4, 5, 6});
-    m.refused({"out"});
-  }
-  SECTION("scaling") {
-    const std::vector<float> s(3, 1.f);
-    m.refused({"ssmax::attention: s", "3", "4"}, SSMax<float>{s});
-  }
-  SECTION("lengths") {
-    const std::vector<index_t> lengths(39, 7);
-    m.refused({"visible", "39", "40"}, Softmax{}, Lengths{lengths});
-  }
+  using Buffers = AttentionBuffers;
+  refuses({"k", "9", "8"}, [](Buffers& c) { c.k_view = c.k.view<4>({2, 2, 7, 9}); });
+  refuses({"v", "11", "7"}, [](Buffers& c) { c.v_view = c.v.view<4>({2, 2, 11, 6}); });
+  refuses({"k", "3", "2"}, [](Buffers& c) { c.k_view = c.k.view<4>({3, 2, 7, 8}); });
+  refuses({"v", "1", "2"}, [](Buffers& c) { c.v_view = c.v.view<4>({2, 1, 7, 6}); });
+  refuses({"q", "4", "3"}, [](Buffers& c) {
+    c.k_view = c.k.view<4>({2, 3, 7, 8});
+    c.v_view = c.v.view<4>({2, 3, 7, 6});
+  });
+  refuses({"k", "0", "4"}, [](Buffers& c) {
+    c.k_view = c.k.view<4>({2, 0, 7, 8});
+    c.v_view = c.v.view<4>({2, 0, 7, 6});
+  });
+  refuses({"out", "8", "6"}, [](Buffers& c) { c.out_view = c.out.view<4>({2, 4, 5, 8}); });
+  refuses({"out", "9", "5"}, [](Buffers& c) { c.out_view = c.out.view<4>({2, 4, 9, 6}); });
+  refuses({"lse", "11", "5"}, [](Buffers& c) { c.lse_view = c.lse.view<3>({2, 4, 11}); });
+  refuses({"v", "stride", "3"}, [](Buffers& c) { c.v_view = c.v.view<4>({2, 2, 7, 6}, {252, 126, 18, 3}); });
+  refuses({"out"}, [](Buffers& c) { c.out_view = View<float, 4>(c.q.storage.data() + 2, {2, 4, 5, 6}); });
+  const std::vector<float> s(3, 1.f);
+  Buffers().refused({"ssmax::attention: s", "3", "4"}, SSMax<float>{s});
+  const std::vector<index_t> lengths(39, 7);
+  Buffers().refused({"visible", "39", "40"}, Softmax{}, Lengths{lengths});
 }
 
 TEST_CASE("attention refuses a RoPE table that does not reach", "[errors]") {
@@ -280,8 +243,8 @@ TEST_CASE("a target that this machine lacks is refused by name", "[errors]") {
   const ssmax::Target before = ssmax::active_target();
   for (const auto target : ssmax::detail::all_targets) {
     if (std::find(available.begin(), available.end(), target) != available.end()) continue;
-    check_refused_with_words([&] { ssmax::set_active_target(target); },
-                             {ssmax::target_name(target), "scalar"});
+    check_refused_with_words({ssmax::target_name(target), "scalar"},
+                             [&] { ssmax::set_active_target(target); });
     CHECK(ssmax::active_target() == before);
   }
   // No machine has both NEON and AVX, so something was refused above.

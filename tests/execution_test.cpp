@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <ctime>
 #include <fstream>
 #include <limits>
-#include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -26,11 +24,13 @@
 
 #include "allocation_count.hpp"
 #include "catch.hpp"
+#include "executor_calls.hpp"
 #include "refusal.hpp"
 
 namespace execution_test {
 
 using namespace ssmax;
+using namespace executor_calls;
 
 /// Another's pool: from the last call to the first, on a thread of its own.
 struct Backwards {
@@ -63,25 +63,6 @@ static_assert(!std::is_convertible_v<index_t, ThreadPool>);
 
 const std::vector<index_t> pool_sizes{1, 2, 3, 4, 9};
 
-/// How often each index is called. The counts are not atomic: that no two threads share one, and that run's
-/// caller may read them, is for the thread sanitizer to confirm.
-template <ssmax::Executor E>
-std::vector<int> counts(E&& executor, index_t n) {
-  std::vector<int> result(static_cast<std::size_t>(n));
-  executor.run(n, [&](index_t i) { ++result[static_cast<std::size_t>(i)]; });
-  return result;
-}
-
-std::vector<int> once(index_t n) { return std::vector<int>(static_cast<std::size_t>(n), 1); }
-
-template <ssmax::Executor E>
-void check_each_once(E&& executor) {
-  for (const index_t n : {0, 1, 2, 3, 4, 5, 8, 63, 1001}) {
-    CAPTURE(n);
-    CHECK(counts(executor, n) == once(n));
-  }
-}
-
 TEST_CASE("every call is made once", "[execution]") {
   check_each_once(Serial{});
   for (const index_t threads : pool_sizes) {
@@ -107,24 +88,6 @@ TEST_CASE("many short runs lose no call", "[execution]") {
 
 TEST_CASE("a pool without runs ends", "[execution]") {
   for (int i = 0; i < 20; ++i) ThreadPool pool(1 + i % 5);
-}
-
-/// The threads that make `n` calls none of which ends before all have begun.
-std::set<std::thread::id> threads_at_once(ThreadPool& pool, index_t n) {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::set<std::thread::id> threads;
-  index_t begun = 0;
-  bool all = true;
-  pool.run(n, [&](index_t) {
-    std::unique_lock lock(mutex);
-    threads.insert(std::this_thread::get_id());
-    ++begun;
-    changed.notify_all();
-    all = changed.wait_for(lock, std::chrono::seconds(20), [&] { return begun == n; }) && all;
-  });
-  CHECK(all);
-  return threads;
 }
 
 TEST_CASE("as many calls run at once as there are threads, and the caller is one of them", "[execution]") {

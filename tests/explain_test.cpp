@@ -49,8 +49,7 @@ bool has_pair_dots() { return has_bfloat16_products() && ssmax::active_target() 
 TEST_CASE("attention reports its path and the reason against a faster one",
           "[attention][explain][bfloat16]") {
   const ssmax::Rope<float> rope({.width = 16}, 400);
-  for_each_target_of<bfloat16>([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of<bfloat16>([&](const std::string&) {
     const bool products = has_bfloat16_products(), dots = has_pair_dots();
     const auto bf16 = [&](const Explanation& e, bool takes, Path fast, Path slow, const char* reason) {
       check(e, "attention", takes ? fast : slow, takes ? "" : products ? reason : no_products);
@@ -101,8 +100,7 @@ Explanation explain_decode(index_t queries, index_t keys, const AttentionOptions
 
 TEST_CASE("decode reports its path and the reason against a faster one", "[decode][explain][bfloat16]") {
   const ssmax::Rope<float> rope({.width = 16}, 400);
-  for_each_target_of<bfloat16>([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of<bfloat16>([&](const std::string&) {
     const bool products = has_bfloat16_products();
     const auto bf16 = [&](const Explanation& e, bool takes, Path fast, Path slow, const char* reason) {
       check(e, "decode", takes ? fast : slow, takes ? "" : products ? reason : no_products);
@@ -131,8 +129,7 @@ TEST_CASE("attention_backward reports its path and the reason against a faster o
   const auto explain_backward = [](const Shape& shape, const AttentionOptions<bfloat16>& options = {}) {
     return backward_problem::run_backward(Problem(shape), ssmax::Softmax{}, Causal{}, options).explanation;
   };
-  for_each_target_of<bfloat16>([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of<bfloat16>([&](const std::string&) {
     const bool products = has_bfloat16_products();
     for (const Shape& shape : {shape_of(1, 1), shape_of(40, 300)}) {
       check(explain_backward(shape), "attention_backward", products ? Path::backward_bf16 : Path::backward,
@@ -150,30 +147,23 @@ TEST_CASE("attention_partial reports its path; a state that continues does not t
           "[attention][explain]") {
   const Shape shape = shape_of(20, 100);
   const Problem<double> problem(shape);
-  std::vector<double> shift(20), sum(20), o(20 * 16);
-  Explanation explanation;
-  for (const bool continues : {false, true}) {
-    ssmax::attention_partial<double>(
-        {.q = problem.q_view(),
-         .k = problem.k_view(),
-         .v = problem.v_view(),
-         .first_key = continues ? 1024 : 0,
-         .keys = 1024 + 100,
-         .state = {{shift.data(), {1, 1, 20}}, {sum.data(), {1, 1, 20}}, {o.data(), {1, 1, 20, 16}}},
-         .continues = continues},
-        ssmax::Softmax{}, Full{}, {.explanation = &explanation});
-    // The number of all keys counts, not those of the part.
-    check(explanation, "attention_partial", Path::prefill, "");
-  }
-  ssmax::attention_partial<double>(
-      {.q = problem.q_view(),
-       .k = problem.k_view(),
-       .v = problem.v_view(),
-       .keys = 100,
-       .state = {{shift.data(), {1, 1, 20}}, {sum.data(), {1, 1, 20}}, {o.data(), {1, 1, 20, 16}}},
-       .continues = true},
-      ssmax::Softmax{}, Full{}, {.explanation = &explanation});
-  check(explanation, "attention_partial", Path::prefill, continued);
+  Output<double> shift(shape), sum(shape);
+  const auto check_call = [&](index_t first_key, index_t keys, bool continues, const char* reason) {
+    Explanation explanation;
+    ssmax::attention_partial<double>({.q = problem.q_view(),
+                                      .k = problem.k_view(),
+                                      .v = problem.v_view(),
+                                      .first_key = first_key,
+                                      .keys = keys,
+                                      .state = {shift.lse_view(), sum.lse_view(), sum.out_view()},
+                                      .continues = continues},
+                                     ssmax::Softmax{}, Full{}, {.explanation = &explanation});
+    check(explanation, "attention_partial", Path::prefill, reason);
+  };
+  // The number of all keys counts, not those of the part.
+  check_call(0, 1024 + 100, false, "");
+  check_call(1024, 1024 + 100, true, "");
+  check_call(0, 100, true, continued);
 }
 
 TEST_CASE("the sizes are those that the call takes", "[attention][explain][bfloat16]") {
@@ -229,12 +219,9 @@ TEST_CASE("a call without queries has no path, and overwrites an older explanati
   explanation.tasks = 7;
   explanation.reason = "old";
   const Problem<float> problem(shape_of(0, 10));
-  std::vector<float> none;
-  ssmax::attention<float>({.q = problem.q_view(),
-                           .k = problem.k_view(),
-                           .v = problem.v_view(),
-                           .out = {none.data(), {1, 1, 0, 16}}},
-                          ssmax::Softmax{}, Full{}, {.explanation = &explanation});
+  Output<float> none(problem.shape);
+  ssmax::attention<float>(arguments_of(problem, none), ssmax::Softmax{}, Full{},
+                          {.explanation = &explanation});
   check(explanation, "attention", Path::none, "");
   CHECK(explanation.tasks == 0);
   CHECK(to_string(explanation) == "ssmax::attention: path=none");
@@ -246,13 +233,7 @@ TEST_CASE("an explanation changes no result", "[attention][explain][bfloat16]") 
       INFO(target << ' ' << name_of(shape));
       const Problem<bfloat16> problem(shape);
       Output<bfloat16> output(shape);  // of a call without an explanation
-      ssmax::attention<bfloat16>(
-          {.q = problem.q_view(),
-           .k = problem.k_view(),
-           .v = problem.v_view(),
-           .out = {output.out.data(), {shape.batch, shape.heads, shape.queries, shape.dv}},
-           .lse = {output.lse.data(), {shape.batch, shape.heads, shape.queries}}},
-          ssmax::Softmax{}, Causal{});
+      ssmax::attention<bfloat16>(arguments_of(problem, output), ssmax::Softmax{}, Causal{});
       CHECK(run(problem, ssmax::Softmax{}, Causal{}) == output);
     }
   });

@@ -144,8 +144,8 @@ std::vector<index_t> golden_lengths() {
   return lengths;
 }
 
-template <class T>
-void check_all_rows() {
+TEMPLATE_TEST_CASE("golden rows", "[golden]", double, float) {
+  using T = TestType;
   const std::vector<index_t> visible = golden_lengths();
   const Lengths lengths{visible};
   const std::vector<T> s = as<T>(golden::s), b = as<T>(golden::b), p = as<T>(golden::p);
@@ -191,9 +191,6 @@ void check_all_rows() {
     check_fixed<T>(golden::yarn_causal, Constant::yarn(golden::yarn_extension), Causal{});
   }
 }
-
-TEST_CASE("golden rows in double", "[golden]") { check_all_rows<double>(); }
-TEST_CASE("golden rows in float", "[golden]") { check_all_rows<float>(); }
 
 // RoPE. Cosine and sine are rounded once to T and |x| < 4, two products and a sum: 4 * 4 u in float.
 template <class T>
@@ -242,8 +239,8 @@ void check_rope(const golden::RopeCase& expected, RopeOptions options) {
   CHECK(turned == out);
 }
 
-template <class T>
-void check_all_rope() {
+TEMPLATE_TEST_CASE("golden RoPE", "[golden]", double, float) {
+  using T = TestType;
   check_rope<T>(golden::rope_half_split, {.width = 10});
   check_rope<T>(golden::rope_interleaved, {.width = 10, .pairing = Pairing::interleaved});
   check_rope<T>(golden::rope_partial_half_split, {.width = 6});
@@ -255,9 +252,6 @@ void check_all_rope() {
   check_rope<T>(golden::rope_llama3,
                 {.width = 10, .pairing = Pairing::interleaved, .scaling = RopeScaling::llama3(8, 2048)});
 }
-
-TEST_CASE("golden RoPE in double", "[golden]") { check_all_rope<double>(); }
-TEST_CASE("golden RoPE in float", "[golden]") { check_all_rope<float>(); }
 
 /// Turning (1, 0) in every pair shows cosine and sine of the angles themselves.
 void check_frequencies(RopeOptions options, golden::Values frequencies) {
@@ -310,8 +304,8 @@ void check_attention(const golden::AttentionCase& expected, const Scaling& scali
   CHECK(worst(lse, expected.lse, attention_tolerance<T>) <= 1);
 }
 
-template <class T>
-void check_all_attention() {
+TEMPLATE_TEST_CASE("golden attention", "[golden]", double, float) {
+  using T = TestType;
   const std::vector<T> s = as<T>(golden::attention_s), b = as<T>(golden::attention_b);
   const SSMax<T> with_bias{s, b};
   check_attention<T>(golden::attention_full_ssmax, with_bias, Full{}, {.scale = 0.5});
@@ -320,8 +314,5 @@ void check_all_attention() {
   const Rope<T> partial{{.width = 4, .theta = 100, .pairing = Pairing::interleaved}, golden::attention_m};
   check_attention<T>(golden::attention_causal_partial_rope, Softmax{}, Causal{}, {.rope = &partial});
 }
-
-TEST_CASE("golden attention in double", "[golden]") { check_all_attention<double>(); }
-TEST_CASE("golden attention in float", "[golden]") { check_all_attention<float>(); }
 
 }  // namespace golden_test

@@ -162,10 +162,7 @@ TEST_CASE("a plan over one layout of the keys runs over another", "[decode][plan
           {.heads = heads, .queries = 1}, planned, Causal{}, {}, threads);
       ssmax::Workspace workspace;
       Output<float> got(data.shape);
-      plan.bind({.q = data.q_view(),
-                 .out = {got.out.data(), {1, heads, 1, d}},
-                 .lse = {got.lse.data(), {1, heads, 1}}},
-                bound, ssmax::Softmax{})
+      plan.bind(arguments_of(data, got), bound, ssmax::Softmax{})
           .run(std::span(workspace.reserve(plan.bytes()), plan.bytes()), Threads{threads});
       CHECK(got == expected);
     };

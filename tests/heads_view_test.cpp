@@ -120,34 +120,28 @@ TEST_CASE("heads_view and qkv_views name the argument and both extents", "[view]
   std::vector<float> x(96);
   const View<float, 2> rows(x.data(), {4, 24});
   const View<float, 3> entries(x.data(), {2, 2, 24});
-  check_refused([&] { (void)heads_view(rows, 0); }, {"ssmax::heads_view: heads are 0, must be at least 1"});
-  check_refused([&] { (void)heads_view(rows, 5); },
-                {"ssmax::heads_view: x has 24 channels", "multiple of heads, 5"});
-  check_refused([&] { (void)heads_view(entries, 48); }, {"x has 24 channels", "heads, 48"});
-  check_refused(
-      [&] {
-        (void)heads_view(View<float, 2>(x.data(), {4, 0}), 2);
-      },
-      {"x has 0 channels", "heads, 2"});
-  check_refused(
-      [&] {
-        (void)heads_view(View<float, 2>(x.data(), {4, 8}, {1, 4}), 2);
-      },
-      {"ssmax::heads_view: x has a last stride of 4, must be 1"});
-  check_refused(
-      [&] {
-        (void)heads_view(View<float, 4>(x.data(), {2, 2, 2, 8}, {48, 24, 12, 2}));
-      },
-      {"x has a last stride of 2, must be 1"});
-  check_refused([&] { (void)qkv_views(rows, 4, 0); },
-                {"ssmax::qkv_views: kv_heads are 0, must be at least 1"});
-  check_refused([&] { (void)qkv_views(rows, 0, 1); }, {"ssmax::qkv_views: heads are 0, must be at least 1"});
-  check_refused([&] { (void)qkv_views(rows, 4, 3); }, {"heads are 4, must be a multiple of kv_heads, 3"});
-  check_refused([&] { (void)qkv_views(rows, 5); }, {"qkv has 24 channels", "heads + 2·kv_heads, 15"});
-  check_refused([&] { (void)qkv_views(entries, 3, 1); }, {"qkv has 24 channels", "heads + 2·kv_heads, 5"});
+  check_refused({"ssmax::heads_view: heads are 0, must be at least 1"}, [&] { (void)heads_view(rows, 0); });
+  check_refused({"ssmax::heads_view: x has 24 channels", "multiple of heads, 5"},
+                [&] { (void)heads_view(rows, 5); });
+  check_refused({"x has 24 channels", "heads, 48"}, [&] { (void)heads_view(entries, 48); });
+  check_refused({"x has 0 channels", "heads, 2"}, [&] {
+    (void)heads_view(View<float, 2>(x.data(), {4, 0}), 2);
+  });
+  check_refused({"ssmax::heads_view: x has a last stride of 4, must be 1"}, [&] {
+    (void)heads_view(View<float, 2>(x.data(), {4, 8}, {1, 4}), 2);
+  });
+  check_refused({"x has a last stride of 2, must be 1"}, [&] {
+    (void)heads_view(View<float, 4>(x.data(), {2, 2, 2, 8}, {48, 24, 12, 2}));
+  });
+  check_refused({"ssmax::qkv_views: kv_heads are 0, must be at least 1"},
+                [&] { (void)qkv_views(rows, 4, 0); });
+  check_refused({"ssmax::qkv_views: heads are 0, must be at least 1"}, [&] { (void)qkv_views(rows, 0, 1); });
+  check_refused({"heads are 4, must be a multiple of kv_heads, 3"}, [&] { (void)qkv_views(rows, 4, 3); });
+  check_refused({"qkv has 24 channels", "heads + 2·kv_heads, 15"}, [&] { (void)qkv_views(rows, 5); });
+  check_refused({"qkv has 24 channels", "heads + 2·kv_heads, 5"}, [&] { (void)qkv_views(entries, 3, 1); });
   constexpr index_t most = std::numeric_limits<index_t>::max();
-  check_refused([&] { (void)qkv_views(rows, most); },
-                {"qkv has 24 channels", "heads, " + std::to_string(most)});
+  check_refused({"qkv has 24 channels", "heads, " + std::to_string(most)},
+                [&] { (void)qkv_views(rows, most); });
 }
 
 }  // namespace heads_view_test

@@ -156,7 +156,7 @@ TEST_CASE("wrong indices are refused", "[indexed_keys][errors]") {
   View<const float, 3> k(memory.data(), {10, 2, 8}), v = k;
   View<const int, 3> lists(indices.data(), {2, 1, 2});
   const auto refused = [&](std::initializer_list<std::string_view> parts) {
-    check_refused([&] { IndexedKeys keys(k, v, lists, lengths); }, parts);
+    check_refused(parts, [&] { IndexedKeys keys(k, v, lists, lengths); });
   };
   v = {memory.data(), {10, 1, 8}};
   refused({"ssmax::IndexedKeys: v has extent 1 in dimension 1, k has 2"});
@@ -186,11 +186,9 @@ TEST_CASE("results that overlap the pool are refused", "[indexed_keys][errors]")
   const std::vector<int> indices{4, 2}, lengths{2};
   const View<const float, 3> k(memory.data(), {10, 1, 8});
   const IndexedKeys keys(k, k, View<const int, 3>(indices.data(), {1, 1, 2}), lengths);
-  check_refused(
-      [&] {
-        ssmax::decode<float>({.q = {q.data(), {1, 1, 1, 8}}, .out = {memory.data() + 8, {1, 1, 1, 8}}}, keys);
-      },
-      {"ssmax::decode: out", "overlaps"});
+  check_refused({"ssmax::decode: out", "overlaps"}, [&] {
+    ssmax::decode<float>({.q = {q.data(), {1, 1, 1, 8}}, .out = {memory.data() + 8, {1, 1, 1, 8}}}, keys);
+  });
 }
 
 }  // namespace decode_problem::indexed_keys_test

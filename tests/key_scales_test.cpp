@@ -292,13 +292,13 @@ TEST_CASE("wrong factors are refused", "[key_scales][errors]") {
   const View<const float, 3> good(numbers.data(), {4, 16, 2}), none;
   const auto refused = [&](const View<const float, 3>& k_scales, const View<const float, 3>& v_scales,
                            std::string_view message) {
-    check_refused([&] { PagedKeys keys(k, k, pages, {.k = k_scales, .v = v_scales}); }, {message});
+    check_refused({message}, [&] { PagedKeys keys(k, k, pages, {.k = k_scales, .v = v_scales}); });
   };
   refused(none, good,
           "ssmax::PagedKeys: k_scales has size 0, the storage type needs a factor per row of the pool: 128");
   refused(good, none,
           "ssmax::PagedKeys: v_scales has size 0, the storage type needs a factor per row of the pool: 128");
-  check_refused([&] { PagedKeys keys(k, k, pages); }, {"ssmax::PagedKeys: k_scales has size 0"});
+  check_refused({"ssmax::PagedKeys: k_scales has size 0"}, [&] { PagedKeys keys(k, k, pages); });
   refused({numbers.data(), {3, 16, 2}}, good,
           "ssmax::PagedKeys: k_scales has extent 3 in dimension 0, k has 4");
   refused(good, {numbers.data(), {4, 16, 1}},
@@ -307,10 +307,10 @@ TEST_CASE("wrong factors are refused", "[key_scales][errors]") {
   refused({numbers.data(), {4, -16, 2}}, good, "ssmax::PagedKeys: k_scales has extent -16");
   refused({numbers.data(), {4, 16, 2}, {std::numeric_limits<index_t>::max() / 4, 2, 1}}, good,
           "ssmax::PagedKeys: k_scales has extent 4 and stride");
-  check_refused([&] { PagedKeys keys(wide, k, pages, {.k = good, .v = good}); },
-                {"ssmax::PagedKeys: k_scales has size 128, the storage type has no factors: must be 0"});
-  check_refused([&] { PagedKeys keys(k, wide, pages, {.k = good, .v = good}); },
-                {"ssmax::PagedKeys: v_scales has size 128"});
+  check_refused({"ssmax::PagedKeys: k_scales has size 128, the storage type has no factors: must be 0"},
+                [&] { PagedKeys keys(wide, k, pages, {.k = good, .v = good}); });
+  check_refused({"ssmax::PagedKeys: v_scales has size 128"},
+                [&] { PagedKeys keys(k, wide, pages, {.k = good, .v = good}); });
   CHECK(refusal([&] { PagedKeys keys(k, k, pages, {.k = good, .v = good}); }) == "(nothing was thrown)");
   const View<const Int8, 4> empty(nullptr, {0, 16, 2, 8});
   const std::vector<int> no_keys{0};
@@ -324,7 +324,7 @@ TEST_CASE("wrong factors are refused", "[key_scales][errors]") {
   const std::vector<int> four{4};
   const View<const float, 2> of_tokens(numbers.data(), {64, 2});
   const auto refused_tokens = [&](const KeyScales<2>& scales, std::string_view message) {
-    check_refused([&] { IndexedKeys keys(tokens, tokens, lists, four, scales); }, {message});
+    check_refused({message}, [&] { IndexedKeys keys(tokens, tokens, lists, four, scales); });
   };
   refused_tokens(
       {},
@@ -332,8 +332,9 @@ TEST_CASE("wrong factors are refused", "[key_scales][errors]") {
   refused_tokens({.k = of_tokens}, "ssmax::IndexedKeys: v_scales has size 0");
   refused_tokens({.k = of_tokens, .v = {numbers.data(), {64, 3}}},
                  "ssmax::IndexedKeys: v_scales has extent 3 in dimension 1, v has 2");
-  check_refused([&] { IndexedKeys keys(wide_tokens, tokens, lists, four, {.k = of_tokens, .v = of_tokens}); },
-                {"ssmax::IndexedKeys: k_scales has size 128, the storage type has no factors: must be 0"});
+  check_refused(
+      {"ssmax::IndexedKeys: k_scales has size 128, the storage type has no factors: must be 0"},
+      [&] { IndexedKeys keys(wide_tokens, tokens, lists, four, {.k = of_tokens, .v = of_tokens}); });
   CHECK(refusal([&] {
           IndexedKeys keys(tokens, tokens, lists, four,
                            KeyScales<2>::per_tensor(tokens, numbers.data(), tokens, numbers.data()));

@@ -143,8 +143,8 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
 /// Where keys are read as they lie, for up to 16 queries of a kv head, sums are cut where stretches end.
 double tolerance(index_t queries) { return queries * (heads / kv_heads) <= 16 ? 4e-6 : 0; }
 
-template <class X>
-void check_pages() {
+TEMPLATE_TEST_CASE("keys in pages give what a cache gives", "[decode][key_source]", float, bfloat16) {
+  using X = TestType;
   for_each_target_of<X>([](const std::string& target) {
     // 16 queries of a kv head still read keys where they lie, 18 bring them into blocks.
     for (const index_t queries : {1, 8, 9, 40}) {
@@ -161,11 +161,6 @@ void check_pages() {
       }
     }
   });
-}
-
-TEST_CASE("keys in pages give what a cache gives", "[decode][key_source]") {
-  check_pages<float>();
-  check_pages<bfloat16>();
 }
 
 TEST_CASE("pages that a window has left are not asked for", "[decode][key_source]") {

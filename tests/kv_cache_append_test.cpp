@@ -18,8 +18,7 @@ constexpr index_t widths[] = {1, 2, 3, 7, 8, 15, 16, 17, 33, 59, 64, 111, 128};
 
 template <class X, class U>
 void check_append_stores() {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     bool same = true;
     for (const index_t width : widths) {
       const index_t value_width = width % 5 + 1;
@@ -57,8 +56,7 @@ struct Rounded {
 
 template <class X>
 void check_rounding(const std::vector<Rounded>& cases) {
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     const auto count = static_cast<index_t>(cases.size());
     for (const index_t width : {count, index_t{1}}) {  // whole vectors and their remainders, and one by one
       const index_t rows = count / width;
@@ -132,8 +130,7 @@ bool is_nan(X x) {
 TEST_CASE("a NaN stays one in every storage, and stays where it is", "[kv_cache]") {
   const auto check = [](auto storage) {
     using X = decltype(storage);
-    for_each_target([](const std::string& target) {
-      INFO(target);
+    for_each_target([](const std::string&) {
       Rows<Compute<X>> k(1, 1, 3, 19, 1), v(1, 1, 3, 19, 2);
       k.view()(0, 0, 1, 4) = std::numeric_limits<Compute<X>>::quiet_NaN();
       v.view()(0, 0, 2, 18) = std::numeric_limits<Compute<X>>::quiet_NaN();

@@ -243,7 +243,7 @@ TEST_CASE("a ring keeps its first positions and the last ones", "[kv_cache]") {
   check(3, 6);
   append(7);  // more than the ring keeps of the last ones
   check(10, 13);
-  check_refused([&] { cache.truncate(0, 1); }, {"length is 1", "the ring has forgotten keys before 10"});
+  check_refused({"length is 1", "the ring has forgotten keys before 10"}, [&] { cache.truncate(0, 1); });
   cache.truncate(0, 13);
   cache.clear();
   check(2, 0);
@@ -285,7 +285,7 @@ TEST_CASE("truncate refuses what is not there", "[kv_cache]") {
   cache.append(k.view(), v.view());
   const Contents before(cache);
   const auto check = [&](index_t b, index_t length, std::initializer_list<std::string_view> parts) {
-    check_refused([&] { cache.truncate(b, length); }, parts);
+    check_refused(parts, [&] { cache.truncate(b, length); });
     CHECK(Contents(cache) == before);
   };
   check(2, 0, {"KvCache::truncate: b is 2", "sequences are 2"});
@@ -300,7 +300,7 @@ TEST_CASE("a ring that has forgotten keys cannot be truncated", "[kv_cache]") {
   cache.append(k.view(), v.view(), nullptr, std::vector<index_t>{5, 3});
   const Contents before(cache);
   for (const index_t length : {4, 2, 0}) {
-    check_refused([&] { cache.truncate(0, length); }, {"KvCache::truncate", "length is", "forgotten", "2"});
+    check_refused({"KvCache::truncate", "length is", "forgotten", "2"}, [&] { cache.truncate(0, length); });
   }
   CHECK(Contents(cache) == before);
   CHECK_NOTHROW(cache.truncate(0, 5));

@@ -275,12 +275,12 @@ TEST_CASE("NaN in masked keys stays there", "[attention][decode][masks]") {
 
 TEST_CASE("masks with runs refuse extents that do not fit", "[mask][errors]") {
   const QueryShape shape{1, 4, 100, 100};
-  check_refused([&] { SinkWindow(-1, 2).check(shape); }, {"SinkWindow", "first", "-1"});
-  check_refused([&] { SinkWindow(1, -2).check(shape); }, {"SinkWindow", "window", "-2"});
+  check_refused({"SinkWindow", "first", "-1"}, [&] { SinkWindow(-1, 2).check(shape); });
+  check_refused({"SinkWindow", "window", "-2"}, [&] { SinkWindow(1, -2).check(shape); });
   const auto refuses = [&](SparseBlocks blocks, std::size_t words,
                            std::initializer_list<std::string_view> parts) {
     const std::vector<std::uint64_t> bitmap(words);
-    check_refused([&] { BlockSparse(blocks, bitmap).check(shape); }, parts);
+    check_refused(parts, [&] { BlockSparse(blocks, bitmap).check(shape); });
   };
   const SparseBlocks fits{.query_blocks = 2, .key_blocks = 2};
   const std::vector<std::uint64_t> two_words(2);
@@ -294,7 +294,7 @@ TEST_CASE("masks with runs refuse extents that do not fit", "[mask][errors]") {
   refuses({.query_blocks = 2, .key_blocks = 1}, 2, {"key_blocks", "1", "2"});
   refuses({.query_blocks = 2, .key_blocks = 2, .bitmaps = 3}, 6, {"bitmaps", "3", "4"});
   const Matrix matrix({1, 4, 4, 100, 99, 1, 1}, false);
-  check_refused([&] { MatrixRuns(matrix.view).check(shape); }, {"MatrixRuns", "99", "100"});
+  check_refused({"MatrixRuns", "99", "100"}, [&] { MatrixRuns(matrix.view).check(shape); });
 }
 
 TEST_CASE("BlockSparse with blocks whose product overflows", "[mask]") {
@@ -318,7 +318,7 @@ TEST_CASE("MatrixRuns accepts a matrix without keys and refuses invalid views", 
     if (extents[0] > 0 && extents[2] > 0) CHECK(mask.count({.shape = shape}) == 0);
   }
   const auto refuses = [](const View<const bool, 4>& view, std::initializer_list<std::string_view> parts) {
-    check_refused([&] { MatrixRuns{view}; }, parts);
+    check_refused(parts, [&] { MatrixRuns{view}; });
   };
   refuses({nullptr, {1, 1, 2, 2}}, {"MatrixRuns", "is null but has size 4"});
   refuses({visible, {1, 1, 2, -2}}, {"MatrixRuns", "extent -2"});

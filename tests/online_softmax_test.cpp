@@ -111,8 +111,7 @@ std::vector<T> sorted(std::vector<T> values, bool rising) {
 
 template <class T>
 void check_cuts(double mean, double deviation, std::initializer_list<double> multipliers) {
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     Errors<T> errors;
     bool in_place = true;
     for (const index_t n : {2, 17, 600}) {
@@ -154,8 +153,7 @@ TEST_CASE("logits far from zero, and far from each other", "[online][slow]") {
 }
 
 TEST_CASE("SSMax multipliers of a million keys", "[online]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     const std::vector<float> logits = reference::normals<float>(20'000, 5, 2);
     Errors<float> errors;
     errors.take(run(logits, std::log(1e6), pieces(20'000, 256)), logits, std::log(1e6), 6);
@@ -165,8 +163,7 @@ TEST_CASE("SSMax multipliers of a million keys", "[online]") {
 }
 
 TEST_CASE("the caller's sums under positive multipliers do not depend on the cut at all", "[online]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     bool same = true;
     for (const double c : {1.0, 0.37, 6.5}) {
       const std::vector<float> logits = reference::normals<float>(600, 9, 3);
@@ -183,10 +180,10 @@ TEST_CASE("the caller's sums under positive multipliers do not depend on the cut
   });
 }
 
-template <class T>
-void check_factors() {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+TEMPLATE_TEST_CASE("a larger logit rescales by a power of two, a smaller one does not rescale", "[online]",
+                   float, double) {
+  using T = TestType;
+  for_each_target([](const std::string&) {
     OnlineSoftmax<T> state(1);
     T low = -3, high = 40, same = 39;
     T weight{};
@@ -199,15 +196,9 @@ void check_factors() {
   });
 }
 
-TEST_CASE("a larger logit rescales by a power of two, a smaller one does not rescale", "[online]") {
-  SECTION("float") { check_factors<float>(); }
-  SECTION("double") { check_factors<double>(); }
-}
-
-template <class T>
-void check_hidden() {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+TEMPLATE_TEST_CASE("blocks without a visible key leave the state as it was", "[online]", float, double) {
+  using T = TestType;
+  for_each_target([](const std::string&) {
     Errors<T> errors;
     bool hidden_are_zero = true;
     std::vector<T> logits = reference::normals<T>(96, 21, 2);
@@ -235,16 +226,10 @@ void check_hidden() {
   });
 }
 
-TEST_CASE("blocks without a visible key leave the state as it was", "[online]") {
-  SECTION("float") { check_hidden<float>(); }
-  SECTION("double") { check_hidden<double>(); }
-}
-
-template <class T>
-void check_poison() {
+TEMPLATE_TEST_CASE("NaN and +inf poison for good, from any block", "[online]", float, double) {
+  using T = TestType;
   const std::vector<T> logits = reference::normals<T>(96, 31, 2);
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     int survived = 0, lost = 0;
     Errors<T> errors;
     const auto is_poisoned = [](const Result& result) {
@@ -277,14 +262,8 @@ void check_poison() {
   });
 }
 
-TEST_CASE("NaN and +inf poison for good, from any block", "[online]") {
-  SECTION("float") { check_poison<float>(); }
-  SECTION("double") { check_poison<double>(); }
-}
-
 TEST_CASE("a multiplier of zero gives every visible key the same weight", "[online]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     std::vector<float> logits = reference::normals<float>(100, 3, 1e4);
     logits[7] = 3e38F;
     logits[8] = -3e38F;

@@ -19,6 +19,21 @@ using Options = AttentionOptions<float>;
 
 constexpr index_t heads = 2, n = 3, d = 4;
 
+/// The tensors of a small call.
+struct Tensors {
+  std::vector<float> q = std::vector<float>(heads * n * d, 0.5F), out = q, gradient = q;
+  std::vector<float> dq = q, dk = q, dv = q, lse = std::vector<float>(heads * n);
+  KvCache<float> cache{{.batch = 1, .kv_heads = heads, .width = d, .capacity = n}};
+
+  Tensors() { cache.append(view(q), view(q)); }
+
+  template <class T>
+  static View<T, 4> view(std::vector<T>& tensor) {
+    return {tensor.data(), {1, heads, n, d}};
+  }
+  static View<float, 3> rows(std::vector<float>& numbers) { return {numbers.data(), {1, heads, n}}; }
+};
+
 /// An entry point of the object `Call`, which has its tensors.
 template <class Call>
 struct Entry {

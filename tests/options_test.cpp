@@ -9,20 +9,9 @@ namespace options_test {
 
 using namespace options_table;
 
-/// The tensors of a small call, and the entry points that take AttentionOptions.
-struct Call {
-  std::vector<float> q = std::vector<float>(heads * n * d, 0.5F), out = q, gradient = q;
-  std::vector<float> dq = q, dk = q, dv = q;
-  std::vector<float> lse = std::vector<float>(heads * n), shift = lse, sum = lse;
-  KvCache<float> cache{{.batch = 1, .kv_heads = heads, .width = d, .capacity = n}};
-
-  Call() { cache.append(view(q), view(q)); }
-
-  template <class T>
-  static View<T, 4> view(std::vector<T>& tensor) {
-    return {tensor.data(), {1, heads, n, d}};
-  }
-  static View<float, 3> rows(std::vector<float>& numbers) { return {numbers.data(), {1, heads, n}}; }
+/// The entry points that take AttentionOptions.
+struct Call : Tensors {
+  std::vector<float> shift = lse, sum = lse;
 
   void views(const Options& options) {
     attention<float>({.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)},

@@ -156,18 +156,14 @@ TEST_CASE("wrong pages are refused", "[paged_keys][errors]") {
   const View<const float, 4> k(memory.data(), {4, 16, 1, 8});
   View<const float, 4> v = k;
   const auto refused = [&](std::initializer_list<std::string_view> parts) {
-    check_refused(
-        [&] {
-          PagedKeys keys(k, v, PageTable<int>(View<const int, 2>(table.data(), {2, 2}), std::span(lengths)));
-        },
-        parts);
+    check_refused(parts, [&] {
+      PagedKeys keys(k, v, PageTable<int>(View<const int, 2>(table.data(), {2, 2}), std::span(lengths)));
+    });
   };
   const auto compressed_refused = [&](std::initializer_list<std::string_view> parts) {
-    check_refused(
-        [&] {
-          PagedKeys keys(k, v, PageTable<int>(std::span(table), std::span(begins), std::span(lengths)));
-        },
-        parts);
+    check_refused(parts, [&] {
+      PagedKeys keys(k, v, PageTable<int>(std::span(table), std::span(begins), std::span(lengths)));
+    });
   };
   v = {memory.data(), {3, 16, 1, 8}};
   refused({"ssmax::PagedKeys: v has extent 3 in dimension 0, k has 4"});
@@ -184,11 +180,10 @@ TEST_CASE("wrong pages are refused", "[paged_keys][errors]") {
   const std::array<int, 1> entry{0};
   const std::array<index_t, 1> too_long{std::numeric_limits<index_t>::max()};
   check_refused(
-      [&] {
+      {"ssmax::PagedKeys: lengths has entry " + std::to_string(too_long[0]) + ", must be at most"}, [&] {
         PagedKeys keys(
             k, v, PageTable<int, index_t>(View<const int, 2>(entry.data(), {1, 1}), std::span(too_long)));
-      },
-      {"ssmax::PagedKeys: lengths has entry " + std::to_string(too_long[0]) + ", must be at most"});
+      });
   lengths = {1};
   refused({"ssmax::PageTable: lengths has size 1", "2"});
   lengths = {20, 32};
@@ -216,8 +211,8 @@ TEST_CASE("results that overlap the pool are refused, and keys in a gap must be 
                            ssmax::Softmax{}, mask);
     };
   };
-  check_refused(call(memory.data() + 16, ssmax::SinkWindow{8, 10}), {"ssmax::decode: out", "overlaps"});
-  check_refused(call(out.data(), Causal{}), {"ssmax::decode: "});
+  check_refused({"ssmax::decode: out", "overlaps"}, call(memory.data() + 16, ssmax::SinkWindow{8, 10}));
+  check_refused({"ssmax::decode: "}, call(out.data(), Causal{}));
   CHECK(refusal(call(out.data(), ssmax::SinkWindow{8, 10})) == "(nothing was thrown)");
 }
 

@@ -487,7 +487,7 @@ TEST_CASE("keep moves the factors of rows", "[kv_cache][paged_kv_cache]") {
 
 TEST_CASE("a paged cache refuses options that make no sense", "[paged_kv_cache][errors]") {
   const auto check = [](const PagedKvCacheOptions& options, std::initializer_list<std::string_view> parts) {
-    check_refused([&] { PagedKvCache<half> cache(options); }, parts);
+    check_refused(parts, [&] { PagedKvCache<half> cache(options); });
   };
   const index_t huge = index_t{1} << 62;
   check({.kv_heads = 0, .width = 2, .pages = 2}, {"PagedKvCache: kv_heads is 0", "at least 1"});
@@ -512,12 +512,12 @@ TEST_CASE("a paged cache refuses ids without a sequence", "[paged_kv_cache][erro
   cache.remove(b);
   const auto check = [](const std::string& function, const std::string& name, const auto& call) {
     const std::string start = "ssmax::PagedKvCache::" + function + ": " + name;
-    check_refused([&] { call(7); }, {start + " names sequence 7, must be at least 0 and below 2"});
-    check_refused([&] { call(1); }, {start + " names removed sequence 1, sequences are 1"});
+    check_refused({start + " names sequence 7, must be at least 0 and below 2"}, [&] { call(7); });
+    check_refused({start + " names removed sequence 1, sequences are 1"}, [&] { call(1); });
   };
   const auto check_negative = [&](const std::string& function, const std::string& name, const auto& call) {
     check(function, name, call);
-    check_refused([&] { call(-1); }, {name + " names sequence -1"});
+    check_refused({name + " names sequence -1"}, [&] { call(-1); });
   };
   check_negative("fork", "id", [&](index_t id) { static_cast<void>(cache.fork(id)); });
   check_negative("truncate", "id", [&](index_t id) { cache.truncate(id, 0); });
@@ -529,8 +529,8 @@ TEST_CASE("a paged cache refuses ids without a sequence", "[paged_kv_cache][erro
     static_cast<void>(cache.source(two));
   });
   check("append", "sequences", [&](index_t id) { append(cache, {3, 4}, std::vector<index_t>{a, id}); });
-  check_refused([&] { cache.truncate(a, 3); }, {"PagedKvCache::truncate: length is 3", "2"});
-  check_refused([&] { cache.truncate(a, -1); }, {"length is -1"});
+  check_refused({"PagedKvCache::truncate: length is 3", "2"}, [&] { cache.truncate(a, 3); });
+  check_refused({"length is -1"}, [&] { cache.truncate(a, -1); });
   CHECK(holds(cache, a, {1, 2}));
   CHECK(cache.sequences() == 1);
   CHECK(cache.free_pages() == 3);
@@ -548,8 +548,8 @@ TEST_CASE("append to a paged cache throws for views that do not fit, before it c
       wide({.width = 4}, 40);
   const auto check = [&](const View<const float, 3>& new_k, const View<const float, 3>& new_v,
                          const Rope<float>* rope, std::initializer_list<std::string_view> parts) {
-    check_refused([&] { cache.append(new_k, new_v, ids, rope); }, {"ssmax::PagedKvCache::append: "});
-    check_refused([&] { cache.append(new_k, new_v, ids, rope); }, parts);
+    check_refused({"ssmax::PagedKvCache::append: "}, [&] { cache.append(new_k, new_v, ids, rope); });
+    check_refused(parts, [&] { cache.append(new_k, new_v, ids, rope); });
     CHECK(holds(cache, ids[0], {1, 2, 3}));
     CHECK(cache.free_pages() == 3);
   };
@@ -576,12 +576,10 @@ TEST_CASE("results that overlap the pool of a paged cache are refused", "[paged_
   const View<const float, 3> row(rows.data(), {1, 1, 8});
   cache.append(row, row, ids);
   auto* const pool = const_cast<float*>(cache.source(ids).memory().first.data());
-  check_refused(
-      [&] {
-        ssmax::decode<float>({.q = {rows.data(), {1, 1, 1, 8}}, .out = {pool + 100, {1, 1, 1, 8}}},
-                             cache.source(ids), ssmax::Softmax{});
-      },
-      {"ssmax::decode: out", "overlaps"});
+  check_refused({"ssmax::decode: out", "overlaps"}, [&] {
+    ssmax::decode<float>({.q = {rows.data(), {1, 1, 1, 8}}, .out = {pool + 100, {1, 1, 1, 8}}},
+                         cache.source(ids), ssmax::Softmax{});
+  });
 }
 
 TEST_CASE("append to a paged cache allocates only for longer page tables", "[paged_kv_cache]") {

@@ -1,4 +1,4 @@
-// A tensor that lies anywhere.
+// Tensors that lie anywhere, or are columns of a packed matrix.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,53 @@
 #include "attention_problem.hpp"
 
 namespace attention_problem {
+
+template <class T, class F>
+void for_each(const View<T, 4>& view, const F& f) {
+  for (index_t b = 0; b < view.extent(0); ++b) {
+    for (index_t h = 0; h < view.extent(1); ++h) {
+      for (index_t i = 0; i < view.extent(2); ++i) {
+        for (index_t c = 0; c < view.extent(3); ++c) f(view(b, h, i, c));
+      }
+    }
+  }
+}
+template <class T>
+void fill(const View<T, 4>& view, const std::vector<T>& values) {
+  auto next = values.begin();
+  for_each(view, [&](T& element) { element = *next++; });
+}
+/// Returns the number of elements that differ from `expected`.
+template <class T>
+int differences(const View<T, 4>& view, const std::vector<T>& expected) {
+  auto next = expected.begin();
+  int wrong = 0;
+  for_each(view, [&](const T& element) { wrong += same_bits(element, *next++) ? 0 : 1; });
+  return wrong;
+}
+
+/// Columns of [batch, position, q heads · d + k heads · d + v heads · dv].
+template <class T>
+struct PackedQkv {
+  Shape s;
+  std::vector<T> storage;
+
+  PackedQkv(const Shape& shape, T value)
+      : s(shape), storage(static_cast<std::size_t>(s.batch * s.queries * pitch()), value) {}
+  index_t pitch() const { return (s.heads + s.kv_heads) * s.d + s.kv_heads * s.dv; }
+  View<T, 4> columns(index_t first, index_t heads, index_t width) {
+    return {
+        storage.data() + first, {s.batch, heads, s.queries, width}, {s.queries * pitch(), width, pitch(), 1}};
+  }
+  View<T, 4> q() { return columns(0, s.heads, s.d); }
+  View<T, 4> k() { return columns(s.heads * s.d, s.kv_heads, s.d); }
+  View<T, 4> v() { return columns((s.heads + s.kv_heads) * s.d, s.kv_heads, s.dv); }
+  void fill(const Problem<T>& problem) {
+    attention_problem::fill(q(), problem.q);
+    attention_problem::fill(k(), problem.k);
+    attention_problem::fill(v(), problem.v);
+  }
+};
 
 /// A tensor with dimensions in any order in memory, each with a gap behind it, and any of them running
 /// backwards.
@@ -37,29 +84,11 @@ struct Placed {
     storage.assign(static_cast<std::size_t>(stride + 2), between);
   }
   View<T, 4> view() { return {storage.data() + first, extents, strides}; }
-  template <class Visit>
-  void for_each(const Visit& visit) {
-    const View<T, 4> all = view();
-    for (index_t b = 0; b < extents[0]; ++b) {
-      for (index_t h = 0; h < extents[1]; ++h) {
-        for (index_t i = 0; i < extents[2]; ++i) {
-          for (index_t c = 0; c < extents[3]; ++c) visit(all(b, h, i, c));
-        }
-      }
-    }
-  }
-  void fill(const std::vector<T>& values) {
-    auto next = values.begin();
-    for_each([&](T& element) { element = *next++; });
-  }
+  void fill(const std::vector<T>& values) { attention_problem::fill(view(), values); }
   /// How many elements differ from `expected`, and how much of the rest is not `between` any more.
   int differences(const std::vector<T>& expected, T between) {
-    auto next = expected.begin();
-    int wrong = 0;
-    for_each([&](T& element) {
-      wrong += same_bits(element, *next++) ? 0 : 1;
-      element = between;
-    });
+    int wrong = attention_problem::differences(view(), expected);
+    attention_problem::for_each(view(), [&](T& element) { element = between; });
     for (const T element : storage) wrong += same_bits(element, between) ? 0 : 1;
     return wrong;
   }

@@ -39,16 +39,6 @@ AttentionShape shape_of(const Shape& s) {
           .value_width = s.dv};
 }
 
-template <class T>
-AttentionArguments<T> arguments_of(const Problem<T>& problem, Output<T>& output) {
-  const Shape& s = problem.shape;
-  return {.q = problem.q_view(),
-          .k = problem.k_view(),
-          .v = problem.v_view(),
-          .out = {output.out.data(), {s.batch, s.heads, s.queries, s.dv}},
-          .lse = {output.lse.data(), {s.batch, s.heads, s.queries}}};
-}
-
 /// Memory of exactly the given size, followed by bytes that must not change.
 class Guarded {
  public:
@@ -136,10 +126,7 @@ KvCache<X> cache_of(const Problem<T>& problem, bool is_ring = false) {
 
 template <class T>
 ssmax::DecodeArguments<T> decode_arguments_of(const Problem<T>& problem, Output<T>& output) {
-  const Shape& s = problem.shape;
-  return {.q = problem.q_view(),
-          .out = {output.out.data(), {s.batch, s.heads, s.queries, s.dv}},
-          .lse = {output.lse.data(), {s.batch, s.heads, s.queries}}};
+  return {.q = problem.q_view(), .out = output.out_view(), .lse = output.lse_view()};
 }
 
 template <class X, class T, class M>
@@ -263,10 +250,10 @@ TEST_CASE("a plan refuses what does not fit", "[attention][plan][errors]") {
   };
   AttentionShape wrong = shape_of(shape);
   wrong.heads = 5;
-  check_refused([&] { plan_of(wrong); }, {"AttentionPlan", "q", "5", "2"});
-  check_refused([&] { plan_of(shape_of(shape), {}, 0); }, {"AttentionPlan", "max_threads", "0", "1"});
+  check_refused({"AttentionPlan", "q", "5", "2"}, [&] { plan_of(wrong); });
+  check_refused({"AttentionPlan", "max_threads", "0", "1"}, [&] { plan_of(shape_of(shape), {}, 0); });
   const Rope<float> rope({.width = 8}, 10);
-  check_refused([&] { plan_of(shape_of(shape), {.rope = &rope}); }, {"AttentionPlan", "29", "9"});
+  check_refused({"AttentionPlan", "29", "9"}, [&] { plan_of(shape_of(shape), {.rope = &rope}); });
 
   const auto plan = plan_of(shape_of(shape));
   Output<float> output(shape);
@@ -274,7 +261,7 @@ TEST_CASE("a plan refuses what does not fit", "[attention][plan][errors]") {
   const AttentionArguments<float> fits = arguments_of(problem, output);
   const auto refuses = [&](const AttentionArguments<float>& a,
                            std::initializer_list<std::string_view> parts) {
-    check_refused([&] { (void)plan.bind(a, LogN{}); }, parts);
+    check_refused(parts, [&] { (void)plan.bind(a, LogN{}); });
   };
   AttentionArguments<float> a = fits;
   a.q = {problem.q.data(), {2, 4, 4, 8}};
@@ -289,13 +276,13 @@ TEST_CASE("a plan refuses what does not fit", "[attention][plan][errors]") {
   a.out = {output.out.data(), {2, 4, 5, 4}};
   refuses(a, {"out", "4", "5"});
   const std::vector<float> s(3, 1.F);
-  check_refused([&] { (void)plan.bind(fits, SSMax<float>{s}); }, {"s", "3", "4"});
+  check_refused({"s", "3", "4"}, [&] { (void)plan.bind(fits, SSMax<float>{s}); });
 
   const auto call = plan.bind(fits, LogN{});
   const Guarded memory(plan.bytes());
   const std::string need = std::to_string(plan.bytes()), have = std::to_string(plan.bytes() - 1);
-  check_refused([&] { call.run(memory.span().first(plan.bytes() - 1)); }, {need, have});
-  check_refused([&] { call.run(memory.span().subspan(8)); }, {"Workspace", "memory", "8", "64"});
+  check_refused({need, have}, [&] { call.run(memory.span().first(plan.bytes() - 1)); });
+  check_refused({"Workspace", "memory", "8", "64"}, [&] { call.run(memory.span().subspan(8)); });
   CHECK(output == untouched);
 }
 

@@ -111,25 +111,13 @@ void check_probabilities(double multiplier_of_ln_n, double constant) {
   });
 }
 
-template <class T>
-void check_all_probabilities() {
+TEMPLATE_TEST_CASE("probabilities are as good as a naive loop's", "[properties][long_double]", float, double,
+                   half, bfloat16) {
+  using T = TestType;
   SECTION("Softmax") { check_probabilities<T>(0, 1); }
   SECTION("SSMax") { check_probabilities<T>(0.43, 0); }
   SECTION("negative") { check_probabilities<T>(-0.1, -0.25); }
   SECTION("zero") { check_probabilities<T>(0, 0); }
-}
-
-TEST_CASE("probabilities are as good as a naive loop's: float", "[properties][long_double]") {
-  check_all_probabilities<float>();
-}
-TEST_CASE("probabilities are as good as a naive loop's: double", "[properties][long_double]") {
-  check_all_probabilities<double>();
-}
-TEST_CASE("probabilities are as good as a naive loop's: half", "[properties][long_double]") {
-  check_all_probabilities<half>();
-}
-TEST_CASE("probabilities are as good as a naive loop's: bfloat16", "[properties][long_double]") {
-  check_all_probabilities<bfloat16>();
 }
 
 /// dz in ulps of the largest c y_i (|g_i| + <|g|, y>) of the row: what dz is the difference of. Where that
@@ -143,8 +131,9 @@ Real error_of_row(std::span<const T> computed, const std::vector<Real>& exact, R
   return worst;
 }
 
-template <class T>
-void check_gradients() {
+TEMPLATE_TEST_CASE("gradients are as good as a naive loop's", "[properties][long_double]", float, double,
+                   half, bfloat16) {
+  using T = TestType;
   for_each_target([&](const std::string& target) {
     Excess<T> excess;
     bool guards = true, in_place = true;
@@ -189,20 +178,13 @@ void check_gradients() {
   });
 }
 
-TEST_CASE("gradients are as good as a naive loop's", "[properties][long_double]") {
-  SECTION("float") { check_gradients<float>(); }
-  SECTION("double") { check_gradients<double>(); }
-  SECTION("half") { check_gradients<half>(); }
-  SECTION("bfloat16") { check_gradients<bfloat16>(); }
-}
-
 /// log y and lse round c z and a sum of its size: u (2 |log y| + 2 |c z| + 8), u half an ulp of one in the
 /// type of computation, and half an ulp of the storage type.
-template <class T>
-void check_logarithms() {
+TEMPLATE_TEST_CASE("log_softmax and logsumexp against the reference", "[properties][long_double]", float,
+                   double, half, bfloat16) {
+  using T = TestType;
   const Real u = std::ldexp(Real(1), -Format<Compute<T>>::digits);
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     Real worst_log = 0, worst_lse = 0;
     bool guards = true;
     for (const index_t n : sizes) {
@@ -243,16 +225,10 @@ void check_logarithms() {
   });
 }
 
-TEST_CASE("log_softmax and logsumexp against the reference", "[properties][long_double]") {
-  SECTION("float") { check_logarithms<float>(); }
-  SECTION("double") { check_logarithms<double>(); }
-  SECTION("half") { check_logarithms<half>(); }
-  SECTION("bfloat16") { check_logarithms<bfloat16>(); }
-}
-
 /// dc = <u, z> in units of 2^-24 or 2^-53 of the terms that it is summed from.
-template <class T>
-void check_multiplier_gradient() {
+TEMPLATE_TEST_CASE("the multiplier's gradient against the reference", "[properties]", float, double, half,
+                   bfloat16) {
+  using T = TestType;
   using C = Compute<T>;
   for_each_target([&](const std::string& target) {
     Real worst = 0;
@@ -289,13 +265,6 @@ void check_multiplier_gradient() {
     // Both sums round a few times at their size; blocks keep the number of additions that matter small.
     CHECK(worst <= 8);
   });
-}
-
-TEST_CASE("the multiplier's gradient against the reference", "[properties]") {
-  SECTION("float") { check_multiplier_gradient<float>(); }
-  SECTION("double") { check_multiplier_gradient<double>(); }
-  SECTION("half") { check_multiplier_gradient<half>(); }
-  SECTION("bfloat16") { check_multiplier_gradient<bfloat16>(); }
 }
 
 }  // namespace guarded_rows::properties_accuracy_test

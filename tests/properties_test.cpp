@@ -22,8 +22,8 @@ namespace guarded_rows::properties_test {
 
 /// Every target may be off by 2 u in exp, 2 u in the division and 5e-7, that is 8.4 u, in the sum; by |a| u
 /// in c (z - z_max). Two targets differ by at most twice that. One ulp of storage comes on top.
-template <class T>
-void check_targets_agree() {
+TEMPLATE_TEST_CASE("every target agrees with scalar", "[properties]", float, double, half, bfloat16) {
+  using T = TestType;
   const Real u = std::ldexp(Real(1), -Format<Compute<T>>::digits);
   const TargetScope scope;
   for (const index_t n : sizes) {
@@ -50,13 +50,6 @@ void check_targets_agree() {
   }
 }
 
-TEST_CASE("every target agrees with scalar", "[properties]") {
-  SECTION("float") { check_targets_agree<float>(); }
-  SECTION("double") { check_targets_agree<double>(); }
-  SECTION("half") { check_targets_agree<half>(); }
-  SECTION("bfloat16") { check_targets_agree<bfloat16>(); }
-}
-
 // ---- In place ---------------------------------------------------------------------------------------------
 
 /// The same bits; but what is not a normal number may be flushed to 0 on one way and not on the other.
@@ -69,10 +62,10 @@ bool same_normal_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size();
 }
 
-template <class T>
-void check_in_place() {
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+TEMPLATE_TEST_CASE("in place is bit-identical to out of place", "[properties]", float, double, half,
+                   bfloat16) {
+  using T = TestType;
+  for_each_target([&](const std::string&) {
     bool softmax_same = true, log_same = true, guards = true;
     const SSMax<float> scaling{0.43f, 0.25f};
     for (const index_t n : sizes) {
@@ -96,13 +89,6 @@ void check_in_place() {
     CHECK(log_same);
     CHECK(guards);
   });
-}
-
-TEST_CASE("in place is bit-identical to out of place", "[properties]") {
-  SECTION("float") { check_in_place<float>(); }
-  SECTION("double") { check_in_place<double>(); }
-  SECTION("half") { check_in_place<half>(); }
-  SECTION("bfloat16") { check_in_place<bfloat16>(); }
 }
 
 // ---- Invariances ------------------------------------------------------------------------------------------
@@ -135,10 +121,10 @@ std::vector<T> grid_row(index_t n) {
   return logits;
 }
 
-template <class T>
-void check_invariances() {
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+TEMPLATE_TEST_CASE("a shift keeps the result, a permutation permutes it, sums are one", "[properties]", float,
+                   double) {
+  using T = TestType;
+  for_each_target([&](const std::string&) {
     Real shifted_worst = 0, permuted_worst = 0, sum_worst = 0;
     const Real u = std::ldexp(Real(1), -Format<T>::digits);
     for (const index_t n : sizes) {
@@ -170,14 +156,9 @@ void check_invariances() {
   });
 }
 
-TEST_CASE("a shift keeps the result, a permutation permutes it, sums are one", "[properties]") {
-  SECTION("float") { check_invariances<float>(); }
-  SECTION("double") { check_invariances<double>(); }
-}
-
 /// Rounding to storage may push every probability the same way by half an ulp of its own.
-template <class T>
-void check_storage_sum() {
+TEMPLATE_TEST_CASE("sums are one up to the rounding of the storage type", "[properties]", half, bfloat16) {
+  using T = TestType;
   for (const index_t n : sizes) {
     if (n == 0) continue;
     std::vector<T> y = reference::normals<T>(static_cast<std::size_t>(n), static_cast<unsigned>(n), 2);
@@ -192,18 +173,12 @@ void check_storage_sum() {
   }
 }
 
-TEST_CASE("sums are one up to the rounding of the storage type", "[properties]") {
-  SECTION("half") { check_storage_sum<half>(); }
-  SECTION("bfloat16") { check_storage_sum<bfloat16>(); }
-}
-
 // ---- Shapes -----------------------------------------------------------------------------------------------
 
 TEST_CASE("a row's result does not depend on where it lies", "[properties]") {
   // The same rows as [row, key], as [batch, head, query, key] with odd strides, and one by one.
   constexpr index_t batch = 2, head_count = 3, queries = 5;
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     Real worst = 0;
     for (const index_t n : {1, 3, 7, 8, 9, 16, 17, 33, 64, 100, 257}) {
       const std::size_t count = static_cast<std::size_t>(batch * head_count * queries * n);
@@ -250,8 +225,7 @@ TEST_CASE("ragged rows equal rows of that length, and masked keys are 0", "[prop
   std::vector<index_t> visible;
   for (index_t row = 0; row < rows; ++row)
     visible.push_back((row * 37) % rows);  // every length from 0 to n, shuffled
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     std::vector<float> y(logits.size(), -7), log_y(logits.size(), -7), lse(rows, -7);
     const View<const float, 2> in(logits.data(), {rows, n});
     ssmax::softmax(in, View<float, 2>(y.data(), {rows, n}), Softmax{}, Lengths{visible});

@@ -70,8 +70,7 @@ TEST_CASE("a group widens to its integers times its factor, on every target", "[
     groups[i].scale.bits = static_cast<std::uint16_t>(i == 0 ? 1 : random() % 0x7C00u);
     for (Int8& x : groups[i].values) x.value = static_cast<std::int8_t>(random());
   }
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     const std::vector<float> wide = widened(groups);
     int wrong = 0;
     for (std::size_t i = 0; i < wide.size(); ++i) {
@@ -332,16 +331,16 @@ struct OneKey {
 };
 
 TEST_CASE("widths that are no multiple of a group are refused", "[q8_0][errors]") {
-  check_refused([] { KvCache<Q8_0> cache({.width = 40, .capacity = 1}); },
-                {"ssmax::KvCache: width is 40, must be a multiple of the channels of an element, 32"});
-  check_refused([] { KvCache<float, Q8_0> cache({.width = 40, .capacity = 1}); },
-                {"ssmax::KvCache: value_width is 40, must be a multiple of the channels of an element, 32"});
+  check_refused({"ssmax::KvCache: width is 40, must be a multiple of the channels of an element, 32"},
+                [] { KvCache<Q8_0> cache({.width = 40, .capacity = 1}); });
+  check_refused({"ssmax::KvCache: value_width is 40, must be a multiple of the channels of an element, 32"},
+                [] { KvCache<float, Q8_0> cache({.width = 40, .capacity = 1}); });
   CHECK(refusal([] { KvCache<Q8_0, float> cache({.width = 64, .value_width = 40, .capacity = 1}); }) ==
         "(nothing was thrown)");
-  check_refused([] { PagedKvCache<Q8_0> cache({.width = 33, .pages = 1}); },
-                {"ssmax::PagedKvCache: width is 33, must be a multiple of the channels of an element, 32"});
-  check_refused([] { PagedKvCache<Q8_0> cache({.width = 32, .value_width = 16, .pages = 1}); },
-                {"ssmax::PagedKvCache: value_width is 16, must be a multiple"});
+  check_refused({"ssmax::PagedKvCache: width is 33, must be a multiple of the channels of an element, 32"},
+                [] { PagedKvCache<Q8_0> cache({.width = 33, .pages = 1}); });
+  check_refused({"ssmax::PagedKvCache: value_width is 16, must be a multiple"},
+                [] { PagedKvCache<Q8_0> cache({.width = 32, .value_width = 16, .pages = 1}); });
 
   const std::vector<Q8_0> groups(64);
   const std::vector<float> q(64);
@@ -353,28 +352,24 @@ TEST_CASE("widths that are no multiple of a group are refused", "[q8_0][errors]"
     };
   };
   CHECK(refusal(decode_over(64, 32)) == "(nothing was thrown)");
-  check_refused(decode_over(40, 32), {"ssmax::decode: k has channels 40, must be a multiple", "32"});
-  check_refused(decode_over(32, 40), {"ssmax::decode: v has channels 40, must be a multiple", "32"});
+  check_refused({"ssmax::decode: k has channels 40, must be a multiple", "32"}, decode_over(40, 32));
+  check_refused({"ssmax::decode: v has channels 40, must be a multiple", "32"}, decode_over(32, 40));
 
   const std::vector<int> table{0, 1}, lengths{20};
   const View<const Q8_0, 4> k(groups.data(), {2, 16, 1, 2});
   const ssmax::PageTable<int> pages(View<const int, 2>(table.data(), {1, 2}), lengths);
   const ssmax::PagedKeys keys(k, k, pages);
-  check_refused(
-      [&] {
-        decode<float>({.q = {q.data(), {1, 1, 1, 60}}, .out = {out.data(), {1, 1, 1, 64}}}, keys);
-      },
-      {"ssmax::decode: ", "60", "64"});
-  check_refused(
-      [&] { ssmax::PagedKeys wide(k, k, pages, ssmax::KeyScales<3>::per_tensor(k, q.data(), k, nullptr)); },
-      {"ssmax::PagedKeys: k_scales has size 32, the storage type has no factors: must be 0"});
-  check_refused(
-      [&] {
-        const View<const Q8_0, 4> far(groups.data(), {2, 16, 1, 2},
-                                      {std::numeric_limits<index_t>::max() / 34, 2, 2, 1});
-        ssmax::PagedKeys wide(far, far, pages);
-      },
-      {"ssmax::PagedKeys: k has extent 2 and stride"});
+  check_refused({"ssmax::decode: ", "60", "64"}, [&] {
+    decode<float>({.q = {q.data(), {1, 1, 1, 60}}, .out = {out.data(), {1, 1, 1, 64}}}, keys);
+  });
+  check_refused({"ssmax::PagedKeys: k_scales has size 32, the storage type has no factors: must be 0"}, [&] {
+    ssmax::PagedKeys wide(k, k, pages, ssmax::KeyScales<3>::per_tensor(k, q.data(), k, nullptr));
+  });
+  check_refused({"ssmax::PagedKeys: k has extent 2 and stride"}, [&] {
+    const View<const Q8_0, 4> far(groups.data(), {2, 16, 1, 2},
+                                  {std::numeric_limits<index_t>::max() / 34, 2, 2, 1});
+    ssmax::PagedKeys wide(far, far, pages);
+  });
 }
 
 }  // namespace decode_problem::q8_0_test

@@ -35,7 +35,7 @@ inline bool mentions(std::string_view message, std::string_view word) {
 
 /// The call must be refused with a message that holds all the parts.
 template <class Call>
-void check_refused(const Call& call, std::initializer_list<std::string_view> parts) {
+void check_refused(std::initializer_list<std::string_view> parts, const Call& call) {
   const std::string message = refusal(call);
   for (const std::string_view part : parts) {
     INFO('"' << message << "\" should mention " << part);
@@ -45,7 +45,7 @@ void check_refused(const Call& call, std::initializer_list<std::string_view> par
 
 /// The same, where parts are words as a whole.
 template <class Call>
-void check_refused_with_words(const Call& call, std::initializer_list<std::string_view> words) {
+void check_refused_with_words(std::initializer_list<std::string_view> words, const Call& call) {
   const std::string message = refusal(call);
   for (const std::string_view word : words) {
     INFO('"' << message << "\" should mention " << word);

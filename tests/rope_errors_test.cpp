@@ -20,7 +20,7 @@ using namespace ssmax;
 TEST_CASE("options that make no rotation are refused", "[rope]") {
   const auto refused = [](const RopeOptions& options, index_t positions,
                           std::initializer_list<std::string_view> words) {
-    check_refused([&] { Rope<float>(options, positions); }, words);
+    check_refused(words, [&] { Rope<float>(options, positions); });
   };
   constexpr double nan = std::numeric_limits<double>::quiet_NaN(),
                    inf = std::numeric_limits<double>::infinity();
@@ -54,8 +54,8 @@ TEST_CASE("calls outside of the tables or with views that do not fit throw befor
   const View<float, 2> y(storage.data(), extents);
   const auto refused = [&](View<const float, 2> from, View<float, 2> to, auto positions,
                            std::initializer_list<std::string_view> words) {
-    check_refused([&] { ssmax::rope<float>(from, to, rope, positions); }, words);
-    check_refused([&] { ssmax::rope_backward<float>(from, to, rope, positions); }, words);
+    check_refused(words, [&] { ssmax::rope<float>(from, to, rope, positions); });
+    check_refused(words, [&] { ssmax::rope_backward<float>(from, to, rope, positions); });
   };
   constexpr index_t furthest = std::numeric_limits<index_t>::max();
   const std::string furthest_name = std::to_string(furthest);

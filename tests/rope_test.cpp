@@ -125,10 +125,9 @@ void for_each_shape(Visit visit) {
 
 // ---- Against the reference --------------------------------------------------------------------------------
 
-template <class T>
-void check_rotations() {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+TEMPLATE_TEST_CASE("rotations agree with the reference", "[rope]", float, double) {
+  using T = TestType;
+  for_each_target([](const std::string&) {
     Real forward = 0, backward = 0, unsorted = 0, unsorted_backward = 0;
     bool guards = true, in_place = true;
     for_each_shape([&](index_t width, index_t channels, Pairing pairing) {
@@ -172,9 +171,6 @@ void check_rotations() {
     CHECK(in_place);
   });
 }
-
-TEST_CASE("rotations agree with the reference: float", "[rope]") { check_rotations<float>(); }
-TEST_CASE("rotations agree with the reference: double", "[rope]") { check_rotations<double>(); }
 
 TEST_CASE("views of rank 2 and 3 rotate as those of rank 4", "[rope]") {
   const Rope<float> rope({.width = 6}, 20);
@@ -238,8 +234,7 @@ Real error_at(index_t position, index_t width, Pairing pairing) {
 }
 
 TEST_CASE("angles stay accurate at position 10^6", "[rope]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     // In float half an ulp of one and no more: forming p omega in float would err by 0.03. In double, omega
     // is off by an ulp at most and the product by half of one: 2e-10 + 6e-11 at an angle of 10^6.
     for (const Pairing pairing : pairings) {
@@ -261,10 +256,9 @@ Real inner(const std::vector<T>& x, const std::vector<T>& y) {
   return sum;
 }
 
-template <class T>
-void check_transpose() {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+TEMPLATE_TEST_CASE("backward is the transpose and the inverse, and lengths stay", "[rope]", float, double) {
+  using T = TestType;
+  for_each_target([](const std::string&) {
     Real transpose = 0, inverse = 0, norm = 0;
     for_each_shape([&](index_t width, index_t channels, Pairing pairing) {
       const Rope<T> rope({.width = width, .pairing = pairing}, 50);
@@ -290,14 +284,8 @@ void check_transpose() {
   });
 }
 
-TEST_CASE("backward is the transpose and the inverse, and lengths stay", "[rope]") {
-  SECTION("float") { check_transpose<float>(); }
-  SECTION("double") { check_transpose<double>(); }
-}
-
 TEST_CASE("a product of query and key depends on their distance alone", "[rope]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     Real across_positions = 0, across_distances = reference::infinity;
     for (const Pairing pairing : pairings) {
       const Rope<double> rope({.width = 64, .pairing = pairing}, 10'000);

@@ -34,7 +34,7 @@ constexpr int modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
 
 template <class T>
 void check_rows(Real probability_bound, Real log_bound) {
-  for_each_target([&](const std::string& target) {
+  for_each_target([&](const std::string&) {
     Real worst = 0, worst_log = 0, worst_lse = 0;
     for (const std::size_t n : {1u, 2u, 3u, 8u, 16u, 17u, 64u, 100u, 256u, 1000u, 5000u, 100'000u}) {
       for (const double c : {1.0, 2.5, -1.0}) {
@@ -65,7 +65,6 @@ void check_rows(Real probability_bound, Real log_bound) {
         }
       }
     }
-    INFO(target);
     CHECK(static_cast<double>(worst) <= static_cast<double>(probability_bound));
     CHECK(static_cast<double>(worst_log) <= static_cast<double>(log_bound));
     CHECK(static_cast<double>(worst_lse) <= static_cast<double>(log_bound));
@@ -81,7 +80,7 @@ TEST_CASE("rows in the other rounding modes", "[rounding][slow]") {
 template <class T>
 void check_attention(Real bound) {
   static constexpr index_t heads = 2, keys = 130, width = 16;
-  for_each_target([&](const std::string& target) {
+  for_each_target([&](const std::string&) {
     Real worst = 0, worst_lse = 0;
     for (const index_t queries : {index_t{3}, index_t{70}}) {  // both ways that attention is computed
       const auto values = [](index_t rows, unsigned seed) {
@@ -120,7 +119,6 @@ void check_attention(Real bound) {
         }
       }
     }
-    INFO(target);
     CHECK(static_cast<double>(worst) <= static_cast<double>(bound));
     CHECK(static_cast<double>(worst_lse) <= static_cast<double>(bound));
   });

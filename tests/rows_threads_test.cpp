@@ -110,8 +110,9 @@ std::vector<T> draw_logits(const Shape& shape) {
   return logits;
 }
 
-template <class T>
-void check_type() {
+TEMPLATE_TEST_CASE("rows have the same bits for every executor", "[softmax][threads]", float, double,
+                   bfloat16) {
+  using T = TestType;
   for_each_target([](const std::string& target) {
     for (const Shape& shape :
          {Shape{1, 1, 500, 3}, Shape{2, 3, 65, 16}, Shape{1, 2, 129, 40}, Shape{1, 1, 70, 300},
@@ -129,14 +130,6 @@ void check_type() {
       check_mask("Documents", shape, logits, ssmax::Documents{queries, keys, false});
     }
   });
-}
-
-TEST_CASE("rows have the same bits for every executor: float", "[softmax][threads]") { check_type<float>(); }
-TEST_CASE("rows have the same bits for every executor: double", "[softmax][threads]") {
-  check_type<double>();
-}
-TEST_CASE("rows have the same bits for every executor: bfloat16", "[softmax][threads]") {
-  check_type<bfloat16>();
 }
 
 struct Count {

@@ -112,8 +112,7 @@ TEST_CASE("every query has the bits that its multiplier gives to all", "[attenti
   const decode_problem::Data<float> data(sequences);
   const auto cache = decode_problem::filled<float>(data);
   const Multipliers<double> of_decode(Shape{3, 4, 2, 3, 0, 0, 0});
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     const auto got = run(problem, PerQuery(c.view()), Full{});
     for (std::size_t row = 0; row < c.values.size(); ++row) {
       const auto all = run(problem, Constant{static_cast<double>(c.values[row])}, Full{});
@@ -284,22 +283,20 @@ TEST_CASE("what PerQuery refuses", "[attention][backward][scaling]") {
   const auto with = [&](const std::array<index_t, 3>& extents) {
     return [&, extents] { return run(problem, PerQuery(View<const float, 3>(c.data(), extents)), Full{}); };
   };
-  check_refused_with_words(with({1, 4, 5}), {"ssmax::attention: c", "1", "2"});
-  check_refused_with_words(with({2, 3, 5}), {"ssmax::attention: c", "3", "4"});
-  check_refused_with_words(with({2, 4, 6}), {"ssmax::attention: c", "6", "5"});
-  check_refused_with_words(
-      [&] {
-        return run(problem, PerQuery(View<const float, 3>(nullptr, {2, 4, 5})), Full{});
-      },
-      {"c", "null", "40"});
+  check_refused_with_words({"ssmax::attention: c", "1", "2"}, with({1, 4, 5}));
+  check_refused_with_words({"ssmax::attention: c", "3", "4"}, with({2, 3, 5}));
+  check_refused_with_words({"ssmax::attention: c", "6", "5"}, with({2, 4, 6}));
+  check_refused_with_words({"c", "null", "40"}, [&] {
+    return run(problem, PerQuery(View<const float, 3>(nullptr, {2, 4, 5})), Full{});
+  });
   const View<const float, 3> good(c.data(), {2, 4, 5});
   const auto output = run(problem, PerQuery(good), Full{});
   const auto into = [&](const View<float, 3>& view) {
     return [&, view] { return backward(problem, output, PerQuery(good).gradient(view), Full{}, Identity{}); };
   };
-  check_refused_with_words(into({dc.data(), {2, 4, 6}}), {"ssmax::attention_backward: dc", "6", "5"});
-  check_refused_with_words(into({c.data() + 8, {2, 4, 5}}), {"dc", "c", "overlaps"});
-  check_refused_with_words(into({}), {"dc", "0", "2"});
+  check_refused_with_words({"ssmax::attention_backward: dc", "6", "5"}, into({dc.data(), {2, 4, 6}}));
+  check_refused_with_words({"dc", "c", "overlaps"}, into({c.data() + 8, {2, 4, 5}}));
+  check_refused_with_words({"dc", "0", "2"}, into({}));
 }
 
 }  // namespace attention_problem::backward_problem::scaling_per_query_test

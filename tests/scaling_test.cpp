@@ -259,13 +259,11 @@ TEST_CASE("a scaling that does not fit names the function that was called", "[sc
   const View<float, 3> out(y.data(), {2, 2, 4});
   const auto named = [&](const auto& scaling, const std::string& said) {
     const auto message = [&](const std::string& function) { return "ssmax::" + function + ": " + said; };
-    check_refused_with_words([&] { ssmax::softmax(logits, out, scaling); }, {message("softmax")});
-    check_refused_with_words([&] { ssmax::log_softmax(logits, out, scaling); }, {message("log_softmax")});
-    check_refused_with_words(
-        [&] {
-          ssmax::logsumexp(logits, View<float, 2>(lse.data(), {2, 2}), scaling);
-        },
-        {message("logsumexp")});
+    check_refused_with_words({message("softmax")}, [&] { ssmax::softmax(logits, out, scaling); });
+    check_refused_with_words({message("log_softmax")}, [&] { ssmax::log_softmax(logits, out, scaling); });
+    check_refused_with_words({message("logsumexp")}, [&] {
+      ssmax::logsumexp(logits, View<float, 2>(lse.data(), {2, 2}), scaling);
+    });
   };
   named(SSMax<float>{three}, "s has extent 3, heads are 2");
   named(SSMax<float>{std::span<const float>(three).first(2), three}, "b has extent 3, heads are 2");
@@ -285,8 +283,8 @@ TEST_CASE("a scaling that does not fit names the function that was called", "[sc
     }
   };
   named(Own{}, "mine");
-  check_refused_with_words([&] { SSMax<float>{three}.check(2, 4); },
-                           {"ssmax::SSMax: s has extent 3, heads are 2"});
+  check_refused_with_words({"ssmax::SSMax: s has extent 3, heads are 2"},
+                           [&] { SSMax<float>{three}.check(2, 4); });
 }
 
 TEST_CASE("a lambda is a scaling", "[scaling]") {

@@ -45,9 +45,9 @@ TEST_CASE("the formula, by table and beyond it", "[score]") {
   CHECK(single[7] == score.derivative(0.0F, Key{{}, 0, 0, 4}));
   CHECK(score.factors(3, 1, single.data()) != single.data());
   CHECK(score.factors(4, 1, single.data()) == single.data());
-  check_refused([] { return ScaleInvariant(0); }, {"ScaleInvariant", "tau", "0"});
-  check_refused([] { return ScaleInvariant(std::nan("")); }, {"ScaleInvariant", "tau", "nan"});
-  check_refused([] { return ScaleInvariant(10, -1); }, {"ScaleInvariant", "positions", "-1"});
+  check_refused({"ScaleInvariant", "tau", "0"}, [] { return ScaleInvariant(0); });
+  check_refused({"ScaleInvariant", "tau", "nan"}, [] { return ScaleInvariant(std::nan("")); });
+  check_refused({"ScaleInvariant", "positions", "-1"}, [] { return ScaleInvariant(10, -1); });
 }
 
 TEST_CASE("scale-invariant attention and its backward", "[attention][backward][score][bfloat16][slow]") {

@@ -199,8 +199,9 @@ TEST_CASE("ALiBi uses the positions of the mask", "[score]") {
   CHECK(Alibi(slope)(10.0, key) == 8.5);
 }
 
-template <class T>
-void check_bias() {
+TEMPLATE_TEST_CASE("a bias is added, broadcast or not, from any type", "[score]", float, double, ssmax::half,
+                   ssmax::bfloat16) {
+  using T = TestType;
   const std::vector<T> values = ramp<T>(shape.rows() * shape.keys);
   const View<const T, 4> full(values.data(), {2, 3, 4, 5}),
       of_head(values.data(), {2, 3, 4, 5}, {0, 1, 0, 0}), of_pair(values.data(), {2, 3, 4, 5}, {0, 0, 5, 1});
@@ -216,13 +217,6 @@ void check_bias() {
     }
   }
   check_derivative(Bias<T>(full), key_at(1, 2, 3, 4));
-}
-
-TEST_CASE("a bias is added, broadcast or not, from any type", "[score]") {
-  check_bias<float>();
-  check_bias<double>();
-  check_bias<ssmax::half>();
-  check_bias<ssmax::bfloat16>();
 }
 
 TEST_CASE("a bias finds its type by itself", "[score]") {

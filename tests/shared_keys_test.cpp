@@ -179,8 +179,7 @@ TEST_CASE("common pages: masks, scores and scalings", "[attention][source][share
     const Pool<X> pool(48, 2, 32, 17, sequences);
     const auto keys = pool.keys();
     const auto same = [&](const auto& scaling, const auto& mask, const auto& score) {
-      for_each_target_of<X>([&](const std::string& target) {
-        INFO(target);
+      for_each_target_of<X>([&](const std::string&) {
         compare<X>(keys, 4, 1, sharing_sequences, scaling, mask, score);
         compare<X>(keys, 4, 3, sharing_sequences, scaling, mask, score);
       });
@@ -201,8 +200,7 @@ TEST_CASE("common pages: sequences with their own numbers of queries",
           "[attention][source][shared_keys][bfloat16]") {
   // Sequences 1, 4 and 2, 6 share keys. The prompt of 40 queries and the sequence with 2 queries do not take part.
   const std::vector<index_t> cumulative{0, 40, 41, 42, 42, 43, 44, 45, 45, 47};
-  for_each_target_of<bfloat16>([&](const std::string& target) {
-    INFO(target);
+  for_each_target_of<bfloat16>([&](const std::string&) {
     const auto check = [&]<class X>(X) {
       const Pool<X> pool(64, 2, 24, 24, sequences);
       compare<X>(pool.keys(), 8, 0, 4, SSMax<float>{0.3f}, Causal{}, Identity{}, cumulative);
@@ -221,8 +219,7 @@ TEST_CASE("common pages: all keys of two sequences are common", "[attention][sou
 
 TEST_CASE("common pages: NaN affects only the sequences that see it", "[attention][source][shared_keys]") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     Pool<float> pool(64, 2, 24, 24, sequences);
     const auto clean = run<float>(pool.keys(), 4, 1, Softmax{}, Causal{}, Identity{}, false);
     pool.v[pool.place_of_value(0, 2200, 0)] = nan;  // a key that sequence 0 has for itself

@@ -142,8 +142,9 @@ void for_each_problem(const Check& check) {
   });
 }
 
-template <class T>
-void check_values() {
+TEMPLATE_TEST_CASE("gradients of short rows against long double", "[softmax_backward][long_double]", float,
+                   double) {
+  using T = TestType;
   for_each_problem<T>([](const Problem<T>& p) {
     Gradients<T> all = empty(p), without_logits = empty(p);
     const double sum = compute(p, 0, most_rows, true, all);
@@ -163,13 +164,9 @@ void check_values() {
   });
 }
 
-TEST_CASE("gradients of short rows against long double", "[softmax_backward][long_double]") {
-  SECTION("float") { check_values<float>(); }
-  SECTION("double") { check_values<double>(); }
-}
-
-template <class T>
-void check_divisions() {
+TEMPLATE_TEST_CASE("gradients of a short row do not depend on the number of rows", "[softmax_backward][slow]",
+                   float, double) {
+  using T = TestType;
   for_each_problem<T>([](const Problem<T>& p) {
     for (const bool with_logits : {false, true}) {
       Gradients<T> all = empty(p);
@@ -184,11 +181,6 @@ void check_divisions() {
       }
     }
   });
-}
-
-TEST_CASE("gradients of a short row do not depend on the number of rows", "[softmax_backward][slow]") {
-  SECTION("float") { check_divisions<float>(); }
-  SECTION("double") { check_divisions<double>(); }
 }
 
 TEST_CASE("NaN and infinity in a short row do not affect the other rows", "[softmax_backward]") {

@@ -85,8 +85,7 @@ TEST_CASE("a mask is called for positions of queries with a visible key only", "
   const std::array<KeyRange, rows> ranges{
       {{0, 0}, {0, 0}, {0, 3}, {2, 2}, {5, 5}, {1, 5}, {4, 2}, {-3, -1}, {0, 5}}};
   const std::vector<float> logits = reference::normals<float>(rows * n, 1);
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     std::vector<index_t> asked;
     bool scaled_right = true;
     const auto scaling = [&](const Row& row) {
@@ -121,8 +120,7 @@ TEST_CASE("documents with more queries than keys, without keys, without queries"
                                 {{0, 3, 5}, {0, 2, 2}},
                                 {{0, 0, 4}, {0, 2, 5}},
                                 {{0, 4, 4}, {0, 1, 5}}};
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     for (const Case& documents : cases) {
       for (const bool causal : {true, false}) {
         const index_t rows = documents.queries.back(), n = documents.keys.back();

@@ -145,8 +145,7 @@ TEST_CASE("a million normals under a negative multiplier", "[softmax][multiplier
   constexpr std::size_t n = 1'000'000;
   const std::vector<float> z = reference::normals<float>(n, 10);
   const std::vector<Real> exact = reference::softmax(reference::whole_row(std::span<const float>(z), -1));
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     const std::vector<float> y = softmax(z, -1.0);
     Real worst = 0;
     for (std::size_t i = 0; i < n; ++i) worst = worse(worst, std::abs(y[i] - exact[i]) / exact[i]);
@@ -227,12 +226,11 @@ TEST_CASE("ordinary logits beside blocks of logits far below, in one row", "[sof
   });
 }
 
-template <class T>
-void check_extreme_multipliers() {
+TEMPLATE_TEST_CASE("no finite multiplier is too large or too small", "[softmax][multiplier]", float, double) {
+  using T = TestType;
   static constexpr T most = std::numeric_limits<T>::max(), least = std::numeric_limits<T>::denorm_min();
   using Row = std::vector<T>;
   for_each_target([](const std::string& target) {
-    INFO(target);
     for (const double c : {1e30, 2.3e38, 2.4e38, 3e38, 1e39, 1e45, 1e60, 1e150, 1e308, 1.7e308}) {
       CAPTURE(c);
       CHECK(softmax<T>({1, 2, 2, -5}, c) == Row{0, 0.5, 0.5, 0});
@@ -269,15 +267,10 @@ void check_extreme_multipliers() {
   });
 }
 
-TEST_CASE("no finite multiplier is too large or too small", "[softmax][multiplier]") {
-  SECTION("float") { check_extreme_multipliers<float>(); }
-  SECTION("double") { check_extreme_multipliers<double>(); }
-}
-
-template <class T>
-void check_special_values() {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+TEMPLATE_TEST_CASE("infinite logits, and multipliers that are no numbers", "[softmax][multiplier]", float,
+                   double) {
+  using T = TestType;
+  for_each_target([](const std::string&) {
     const auto all_nan = [](const std::vector<T>& y) {
       return std::ranges::all_of(y, [](T value) { return std::isnan(value); });
     };
@@ -312,16 +305,11 @@ void check_special_values() {
   });
 }
 
-TEST_CASE("infinite logits, and multipliers that are no numbers", "[softmax][multiplier]") {
-  SECTION("float") { check_special_values<float>(); }
-  SECTION("double") { check_special_values<double>(); }
-}
-
 /// dz in units of |c|·(|dout| + ...) where that is no more than T holds.
-template <class T>
-void check_backward() {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+TEMPLATE_TEST_CASE("gradients under multipliers of any sign and size", "[softmax][multiplier]", float,
+                   double) {
+  using T = TestType;
+  for_each_target([](const std::string&) {
     const std::vector<T> direction = reference::normals<T>(40, 6), g = reference::normals<T>(40, 7);
     for (const double size : {1e-320, 1e-60, 1e-20, 1.0, 1e20, 1e30, 1e37, 1e39, 1e44}) {
       for (const double c : {size, -size}) {
@@ -375,11 +363,6 @@ void check_backward() {
       CHECK(dz == std::vector<T>{0, 0, 0});
     }
   });
-}
-
-TEST_CASE("gradients under multipliers of any sign and size", "[softmax][multiplier]") {
-  SECTION("float") { check_backward<float>(); }
-  SECTION("double") { check_backward<double>(); }
 }
 
 }  // namespace softmax_multiplier_test

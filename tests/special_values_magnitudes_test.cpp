@@ -37,8 +37,7 @@ Real relative_error(const std::vector<T>& y, const std::vector<Real>& exact) {
 // ---- Magnitudes -------------------------------------------------------------------------------------------
 
 TEST_CASE("the largest floats do not overflow", "[special]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     constexpr float big = 1e38f, max = std::numeric_limits<float>::max();
     for (const double c : {1.0, 10.0, 1e30}) {
       CAPTURE(c);
@@ -61,8 +60,7 @@ TEST_CASE("the largest floats do not overflow", "[special]") {
 }
 
 TEST_CASE("huge spreads fall to 0 without NaN", "[special]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     for (const index_t n : sizes) {
       // 1, e^-1, ... down past the smallest float, in steps that visit every binade and the edge of the
       // normal numbers.
@@ -100,8 +98,7 @@ TEST_CASE("whole blocks of a long row may lie too far down to count", "[special]
 }
 
 TEST_CASE("a huge common offset costs no accuracy", "[special]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     for (const index_t n : sizes) {
       CAPTURE(n);
       // Offsets that float holds on a coarse grid; the multiplier brings neighbours of that grid a fraction
@@ -124,8 +121,7 @@ TEST_CASE("a huge common offset costs no accuracy", "[special]") {
 }
 
 TEST_CASE("subnormal logits are as good as zero", "[special]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     for (const index_t n : sizes) {
       std::vector<float> z(static_cast<std::size_t>(n), std::numeric_limits<float>::denorm_min());
       for (std::size_t i = 0; i < z.size(); i += 2) z[i] = -1e-39f;
@@ -139,8 +135,7 @@ TEST_CASE("subnormal logits are as good as zero", "[special]") {
 
 TEST_CASE("a multiplier outside of float's range still counts", "[special]") {
   // c z is an ordinary number, while c or its inverse leaves the normal floats.
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     const std::vector<float> large{1e38f, 2e38f, 0}, small{1e-38f, 2e-38f, 0};
     for (const auto& [z, c] : {std::pair{large, 1e-38}, std::pair{small, 1e38}}) {
       const auto row = reference::whole_row(std::span<const float>(z), static_cast<Real>(c));
@@ -152,8 +147,7 @@ TEST_CASE("a multiplier outside of float's range still counts", "[special]") {
 TEST_CASE("a multiplier is not rounded to float", "[special]") {
   // Rounding this one to 1, or its product with log2(e) to float, would cost up to 75 * 2^-25 = 38 * 2^-24.
   constexpr double c = 1 + 0x1p-25;
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     for (const index_t n : sizes) {
       std::vector<float> z;
       for (index_t i = 0; i < n; ++i) z.push_back(-0.75f * static_cast<float>((i * 37) % 101));
@@ -164,8 +158,7 @@ TEST_CASE("a multiplier is not rounded to float", "[special]") {
 }
 
 TEST_CASE("-0.0 is 0.0", "[special]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     for (const index_t n : sizes) {
       std::vector<float> z = reference::normals<float>(static_cast<std::size_t>(n), 8), minus = z;
       for (std::size_t i = 0; i < z.size(); i += 2) {
@@ -189,16 +182,14 @@ TEST_CASE("a million normals stay within 5e-7", "[special][slow]") {
   const std::vector<float> z = reference::normals<float>(n, 10);
   const std::vector<Real> exact = reference::softmax(reference::whole_row(std::span<const float>(z), 1));
   const Real exact_lse = reference::logsumexp(reference::whole_row(std::span<const float>(z), 1));
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     CHECK(relative_error(softmax(z), exact) <= 5e-7L);
     CHECK(std::abs(static_cast<Real>(logsumexp(z)) - exact_lse) <= 5e-7L * exact_lse);
   });
 }
 
 TEST_CASE("a multiplier that vanishes in float still leaves masked keys at 0", "[special]") {
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     for (const index_t n : {3, 4, 20, 300}) {
       std::vector<float> z(static_cast<std::size_t>(64 * n), 1.0f), y(z.size());
       for (std::size_t i = 0; i < z.size(); i += static_cast<std::size_t>(n)) {
@@ -219,8 +210,7 @@ TEST_CASE("a multiplier that vanishes in float still leaves masked keys at 0", "
 
 TEST_CASE("equal logits share equally, however many they are", "[special]") {
   // Here a float sum errs in the same direction at every step: it drifts by 1e-5 within 1024 additions.
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     Real worst = 0;
     for (const std::size_t n : {1000u, 4096u, 65536u, 1'000'000u}) {
       for (const float z : {3.f, 0.f, 0.1f, -2.7f}) {
@@ -248,8 +238,7 @@ TEST_CASE("flush-to-zero and denormals-are-zero change no ordinary result", "[sp
    private:
     unsigned before_ = _mm_getcsr();
   };
-  for_each_target([](const std::string& target) {
-    INFO(target);
+  for_each_target([](const std::string&) {
     for (const index_t n : sizes) {
       CAPTURE(n);
       std::vector<float> z = reference::normals<float>(static_cast<std::size_t>(n), 9, 20);

@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <ctime>
 #include <limits>
-#include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -18,12 +16,14 @@
 
 #include "allocation_count.hpp"
 #include "catch.hpp"
+#include "executor_calls.hpp"
 #include "refusal.hpp"
 #include "spmd_team.hpp"
 
 namespace spmd_test {
 
 using namespace ssmax;
+using namespace executor_calls;
 using spmd_team::in_every_thread;
 
 static_assert(ssmax::Executor<Spmd> && ssmax::Executor<const Spmd&>);
@@ -31,23 +31,6 @@ static_assert(!std::is_copy_constructible_v<SpmdTeam> && !std::is_move_construct
 static_assert(!std::is_convertible_v<index_t, SpmdTeam>);
 
 const std::vector<index_t> team_sizes{1, 2, 3, 7};
-
-/// How often each index is called. The counts are not atomic: the thread sanitizer confirms that no two threads
-/// share one, and that the leader may read them.
-std::vector<int> counts(const Spmd& executor, index_t n) {
-  std::vector<int> result(static_cast<std::size_t>(n));
-  executor.run(n, [&](index_t i) { ++result[static_cast<std::size_t>(i)]; });
-  return result;
-}
-
-std::vector<int> once(index_t n) { return std::vector<int>(static_cast<std::size_t>(n), 1); }
-
-void check_each_once(const Spmd& executor) {
-  for (const index_t n : {0, 1, 2, 3, 4, 5, 8, 63, 1001}) {
-    CAPTURE(n);
-    CHECK(counts(executor, n) == once(n));
-  }
-}
 
 TEST_CASE("a team makes every call once", "[spmd]") {
   for (const index_t nth : team_sizes) {
@@ -63,24 +46,6 @@ TEST_CASE("a team makes every call once", "[spmd]") {
     });
     CHECK(led == 1);
   }
-}
-
-/// The threads that make `n` calls none of which ends before all have begun.
-std::set<std::thread::id> threads_at_once(const Spmd& executor, index_t n) {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::set<std::thread::id> threads;
-  index_t begun = 0;
-  bool all = true;
-  executor.run(n, [&](index_t) {
-    std::unique_lock lock(mutex);
-    threads.insert(std::this_thread::get_id());
-    ++begun;
-    changed.notify_all();
-    all = changed.wait_for(lock, std::chrono::seconds(20), [&] { return begun == n; }) && all;
-  });
-  CHECK(all);
-  return threads;
 }
 
 TEST_CASE("all threads of a team work at once, and the leader is one of them", "[spmd]") {
@@ -276,12 +241,12 @@ TEST_CASE("a call of a team does not allocate", "[spmd]") {
 
 TEST_CASE("a team has between 1 and 4096 threads", "[spmd]") {
   for (const index_t nth : {index_t{0}, index_t{-1}, std::numeric_limits<index_t>::min()}) {
-    check_refused([&] { SpmdTeam team(nth); },
-                  {"ssmax::SpmdTeam: nth is " + std::to_string(nth) + ", must be at least 1"});
+    check_refused({"ssmax::SpmdTeam: nth is " + std::to_string(nth) + ", must be at least 1"},
+                  [&] { SpmdTeam team(nth); });
   }
   for (const index_t nth : {index_t{4097}, std::numeric_limits<index_t>::max()}) {
-    check_refused([&] { SpmdTeam team(nth); },
-                  {"ssmax::SpmdTeam: nth is " + std::to_string(nth) + ", must be at most 4096"});
+    check_refused({"ssmax::SpmdTeam: nth is " + std::to_string(nth) + ", must be at most 4096"},
+                  [&] { SpmdTeam team(nth); });
   }
   CHECK(SpmdTeam(4096).concurrency() == 4096);
 }
@@ -291,15 +256,15 @@ TEST_CASE("a thread's number is one of its team", "[spmd]") {
     SpmdTeam team(nth);
     for (const index_t ith : {index_t{-1}, nth, nth + 1, std::numeric_limits<index_t>::max()}) {
       const std::string numbers = "ith is " + std::to_string(ith) + ", nth is " + std::to_string(nth) + ":";
-      check_refused([&] { Spmd(team, ith); }, {"ssmax::Spmd: " + numbers});
+      check_refused({"ssmax::Spmd: " + numbers}, [&] { Spmd(team, ith); });
     }
   }
 }
 
 TEST_CASE("only the leader runs calls", "[spmd]") {
   SpmdTeam team(2);
-  check_refused([&] { Spmd(team, 1).run(3, [](index_t) { FAIL("not called"); }); },
-                {"ssmax::Spmd: ith is 1, nth is 2:", "lead_or_help"});
+  check_refused({"ssmax::Spmd: ith is 1, nth is 2:", "lead_or_help"},
+                [&] { Spmd(team, 1).run(3, [](index_t) { FAIL("not called"); }); });
   check_each_once(Spmd(team, 0));  // outside lead_or_help, alone
 }
 

@@ -42,7 +42,8 @@ inline bool takes_scalar() {
   return std::exchange(test, current) != current || random() % 3 == 0;
 }
 
-/// A run for one target (SSMAX_TARGET names it) leaves the others to their own runs.
+/// A run for one target (SSMAX_TARGET names it) leaves the others to their own runs. What fails is reported with the
+/// target's name.
 template <class Test>
 void for_each(bool with_extensions, Test test) {
   const TargetScope scope;
@@ -57,7 +58,9 @@ void for_each(bool with_extensions, Test test) {
     if (emulation::is_emulated && !emulates(target, with_extensions)) continue;
     ssmax::set_active_target(target);
     REQUIRE(ssmax::active_target() == target);
-    test(std::string(ssmax::target_name(target)));
+    const std::string name(ssmax::target_name(target));
+    INFO(name);
+    test(name);
   }
 }
 

@@ -274,12 +274,9 @@ KvCache<T> filled(const Problem<T>& problem, const Tree& tree, const Rope<Comput
 template <class T, class K, class S, class M>
 Output<T> decoded(const Problem<T>& problem, const K& keys, const S& scaling, const M& mask,
                   const AttentionOptions<T>& options) {
-  const Shape& s = problem.shape;
-  Output<T> result(s);
-  decode<T>({.q = problem.q_view(),
-             .out = {result.out.data(), {s.batch, s.heads, s.queries, s.dv}},
-             .lse = {result.lse.data(), {s.batch, s.heads, s.queries}}},
-            keys, scaling, mask, Identity{}, options);
+  Output<T> result(problem.shape);
+  decode<T>({.q = problem.q_view(), .out = result.out_view(), .lse = result.lse_view()}, keys, scaling, mask,
+            Identity{}, options);
   return result;
 }
 
@@ -332,8 +329,7 @@ TEST_CASE("decode under Tree over pages is bit-identical to a cache", "[decode][
   const std::vector<index_t> pages{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, lengths{90};
   const PagedKeys keys(k_pool, v_pool,
                        PageTable<index_t>(View<const index_t, 2>(pages.data(), {1, 10}), lengths));
-  for_each_target([&](const std::string& target) {
-    INFO(target);
+  for_each_target([&](const std::string&) {
     const AttentionOptions<float> options{.rope = &rope, .batch_invariant = true};
     CHECK(decoded(problem, keys, SSMax<float>{0.5f}, trees.mask(), options) ==
           decoded(problem, cache, SSMax<float>{0.5f}, trees.mask(), options));
@@ -448,50 +444,35 @@ TEST_CASE("a ring keeps a branch until it has forgotten keys", "[kv_cache][error
   CHECK(ring.run(0, 0, 1).k[0] == 2);
   CHECK(ring.run(0, 0, 2).v[0] == 5);
   ring.append(view, view);
-  check_refused([&] { ring.keep(0, 1, {}); },
-                {"ssmax::KvCache::keep: length is 1, but the ring has forgotten keys before 5"});
+  check_refused({"ssmax::KvCache::keep: length is 1, but the ring has forgotten keys before 5"},
+                [&] { ring.keep(0, 1, {}); });
 }
 
 // ---- Errors -----------------------------------------------------------------------------------------------
 
 TEST_CASE("Tree refuses parents and calls that do not fit", "[mask][errors]") {
   using Parents = std::vector<index_t>;
-  check_refused([] { Tree(Parents{0}); },
-                {"ssmax::Tree: parents of tree 0 has 0 for candidate 0, must be -1 to -1"});
-  check_refused(
-      [] {
-        Tree(Parents{-1, 0, 3});
-      },
-      {"ssmax::Tree: parents of tree 0 has 3 for candidate 2, must be -1 to 1"});
-  check_refused(
-      [] {
-        Tree(Parents{-1, -2});
-      },
-      {"ssmax::Tree: parents of tree 0 has -2 for candidate 1, must be -1 to 0"});
-  check_refused([] { Tree(Parents{-1}, 0); }, {"ssmax::Tree: window is 0, must be at least 1"});
+  const auto refused = [](std::string_view message, const Parents& parents) {
+    check_refused({message}, [&] { Tree{parents}; });
+  };
+  refused("ssmax::Tree: parents of tree 0 has 0 for candidate 0, must be -1 to -1", {0});
+  refused("ssmax::Tree: parents of tree 0 has 3 for candidate 2, must be -1 to 1", {-1, 0, 3});
+  refused("ssmax::Tree: parents of tree 0 has -2 for candidate 1, must be -1 to 0", {-1, -2});
+  check_refused({"ssmax::Tree: window is 0, must be at least 1"}, [] { Tree(Parents{-1}, 0); });
   const Parents parents{-1, 0, -1, 1};
-  check_refused(
-      [&] {
-        Tree(View<const index_t, 2>(parents.data(), {2, 2}));
-      },
-      {"ssmax::Tree: parents of tree 1 has 1 for candidate 1, must be -1 to 0"});
-  check_refused(
-      [&] {
-        Tree(View<const index_t, 2>(nullptr, {2, 2}));
-      },
-      {"ssmax::Tree: parents is null", "4"});
-  check_refused(
-      [&] {
-        Tree(View<const index_t, 2>(parents.data(), {1, 2}, {4, 2}));
-      },
-      {"ssmax::Tree: parents has last stride 2"});
+  const View<const index_t, 2> both(parents.data(), {2, 2}), null(nullptr, {2, 2}),
+      strided(parents.data(), {1, 2}, {4, 2});
+  check_refused({"ssmax::Tree: parents of tree 1 has 1 for candidate 1, must be -1 to 0"},
+                [&] { Tree{both}; });
+  check_refused({"ssmax::Tree: parents is null", "4"}, [&] { Tree{null}; });
+  check_refused({"ssmax::Tree: parents has last stride 2"}, [&] { Tree{strided}; });
   const Tree two(View<const index_t, 2>(parents.data(), {2, 2}, {0, 1}));
   CHECK_NOTHROW(two.check({2, 4, 2, 2}));
   CHECK_NOTHROW(Tree(Parents{}).check({2, 4, 0, 9}));
-  check_refused([&] { two.check({3, 4, 2, 9}); }, {"ssmax::Tree: parents has trees 2, batch entries are 3"});
-  check_refused([&] { two.check({2, 4, 3, 9}); }, {"ssmax::Tree: parents has candidates 2, queries are 3"});
-  check_refused([&] { two.check({2, 4, 1, 9}); }, {"ssmax::Tree: parents has candidates 2, queries are 1"});
-  check_refused([&] { two.check({2, 4, 2, 1}); }, {"ssmax::Tree: parents has candidates 2, keys are 1"});
+  check_refused({"ssmax::Tree: parents has trees 2, batch entries are 3"}, [&] { two.check({3, 4, 2, 9}); });
+  check_refused({"ssmax::Tree: parents has candidates 2, queries are 3"}, [&] { two.check({2, 4, 3, 9}); });
+  check_refused({"ssmax::Tree: parents has candidates 2, queries are 1"}, [&] { two.check({2, 4, 1, 9}); });
+  check_refused({"ssmax::Tree: parents has candidates 2, keys are 1"}, [&] { two.check({2, 4, 2, 1}); });
 }
 
 TEST_CASE("append refuses offsets that do not fit", "[kv_cache][paged_kv_cache][errors]") {
@@ -502,28 +483,19 @@ TEST_CASE("append refuses offsets that do not fit", "[kv_cache][paged_kv_cache][
   const auto append = [&](const Rope<float>* with, std::vector<index_t> offsets) {
     cache.append(k, k, with, {}, offsets);
   };
+  const auto refused = [&](const std::string& message, const Rope<float>* with,
+                           const std::vector<index_t>& offsets) {
+    check_refused({"ssmax::KvCache::append: " + message}, [&] { append(with, offsets); });
+  };
   for (const Rope<float>* with : {static_cast<const Rope<float>*>(nullptr), &rope}) {
     for (const std::size_t extent : {1U, 2U, 4U, 5U, 7U}) {
-      check_refused(
-          [&] { append(with, std::vector<index_t>(extent)); },
-          {"ssmax::KvCache::append: offsets has extent " + std::to_string(extent) + ", new positions are 3"});
+      refused("offsets has extent " + std::to_string(extent) + ", new positions are 3", with,
+              std::vector<index_t>(extent));
     }
   }
-  check_refused(
-      [&] {
-        append(&rope, {0, 1, 10});
-      },
-      {"ssmax::KvCache::append: k has position 10, the rope's last is 9"});
-  check_refused(
-      [&] {
-        append(&rope, {0, 1, 2, 0, -1, 1});
-      },
-      {"ssmax::KvCache::append: k has position -1, the rope's first is 0"});
-  check_refused(
-      [&] {
-        append(&rope, {0, 1, unbounded});
-      },
-      {"ssmax::KvCache::append: offsets has " + std::to_string(unbounded)});
+  refused("k has position 10, the rope's last is 9", &rope, {0, 1, 10});
+  refused("k has position -1, the rope's first is 0", &rope, {0, 1, 2, 0, -1, 1});
+  refused("offsets has " + std::to_string(unbounded), &rope, {0, 1, unbounded});
   CHECK(cache.length(0) == 0);
   CHECK(cache.length(1) == 0);
   append(nullptr, {0, 1, 100});
@@ -536,28 +508,15 @@ TEST_CASE("append refuses offsets that do not fit", "[kv_cache][paged_kv_cache][
   const auto append_paged = [&](std::vector<index_t> offsets) {
     pages.append(tokens, tokens, ids, &rope, offsets);
   };
-  check_refused(
-      [&] {
-        append_paged({0, 1});
-      },
-      {"ssmax::PagedKvCache::append: offsets has extent 2, sequences has 3"});
-  check_refused(
-      [&] {
-        append_paged({0, 10, 1});
-      },
-      {"ssmax::PagedKvCache::append: k has position 10, the rope's last is 9"});
-  check_refused(
-      [&] {
-        append_paged({unbounded, 0, 1});
-      },
-      {"ssmax::PagedKvCache::append: offsets has " + std::to_string(unbounded)});
+  const auto paged_refused = [&](const std::string& message, const std::vector<index_t>& offsets) {
+    check_refused({"ssmax::PagedKvCache::append: " + message}, [&] { append_paged(offsets); });
+  };
+  paged_refused("offsets has extent 2, sequences has 3", {0, 1});
+  paged_refused("k has position 10, the rope's last is 9", {0, 10, 1});
+  paged_refused("offsets has " + std::to_string(unbounded), {unbounded, 0, 1});
   CHECK(pages.length(ids[0]) == 0);
   append_paged({0, 1, 1});
-  check_refused(
-      [&] {
-        append_paged({0, 7, 1});
-      },
-      {"ssmax::PagedKvCache::append: k has position 10, the rope's last is 9"});
+  paged_refused("k has position 10, the rope's last is 9", {0, 7, 1});
 }
 
 TEST_CASE("keep refuses keys that do not fit", "[kv_cache][paged_kv_cache][errors]") {
@@ -568,8 +527,8 @@ TEST_CASE("keep refuses keys that do not fit", "[kv_cache][paged_kv_cache][error
   const index_t id = pages.add();
   pages.append({rows.data(), {6, 1, 1}}, {rows.data(), {6, 1, 1}}, std::vector<index_t>(6, id));
   const auto refused = [&](index_t length, const std::vector<index_t>& kept, const std::string& message) {
-    check_refused([&] { cache.keep(0, length, kept); }, {"ssmax::KvCache::keep: " + message});
-    check_refused([&] { pages.keep(id, length, kept); }, {"ssmax::PagedKvCache::keep: " + message});
+    check_refused({"ssmax::KvCache::keep: " + message}, [&] { cache.keep(0, length, kept); });
+    check_refused({"ssmax::PagedKvCache::keep: " + message}, [&] { pages.keep(id, length, kept); });
     CHECK(cache.length(0) == 6);
     CHECK(pages.length(id) == 6);
   };
@@ -579,8 +538,8 @@ TEST_CASE("keep refuses keys that do not fit", "[kv_cache][paged_kv_cache][error
   refused(2, {4, 4}, "kept has key 4, must rise and be at least 5");
   refused(2, {4, 3}, "kept has key 3, must rise and be at least 5");
   refused(2, {2, 6}, "kept has key 6, stored keys are 6");
-  check_refused([&] { cache.keep(1, 0, {}); }, {"ssmax::KvCache::keep: b is 1, sequences are 1"});
-  check_refused([&] { pages.keep(3, 0, {}); }, {"ssmax::PagedKvCache::keep: id names sequence 3"});
+  check_refused({"ssmax::KvCache::keep: b is 1, sequences are 1"}, [&] { cache.keep(1, 0, {}); });
+  check_refused({"ssmax::PagedKvCache::keep: id names sequence 3"}, [&] { pages.keep(3, 0, {}); });
 }
 
 }  // namespace attention_problem::tree_mask_test

@@ -63,12 +63,12 @@ TEST_CASE("mpi::decode throws for a cache that does not hold the keys of its ran
   const auto append = [&](index_t first) {
     ssmax::mpi::append(cache, layout, world().rank(), first, rows, rows);
   };
-  check_refused_with_words([&] { append(1); }, {"first", "1", "64"});
+  check_refused_with_words({"first", "1", "64"}, [&] { append(1); });
   // An error leaves the cache unchanged, also if the first segments of the rank would fit.
   const auto refused = [&](const View<const float, 4>& new_k, const View<const float, 4>& new_v,
                            std::initializer_list<std::string_view> words) {
-    check_refused_with_words([&] { ssmax::mpi::append(cache, layout, world().rank(), 0, new_k, new_v); },
-                             words);
+    check_refused_with_words(words,
+                             [&] { ssmax::mpi::append(cache, layout, world().rank(), 0, new_k, new_v); });
     CHECK(cache.length(0) == 0);
   };
   refused(rows, {k.data(), {1, 1, 63, 4}}, {"v", "63", "64"});
@@ -76,10 +76,10 @@ TEST_CASE("mpi::decode throws for a cache that does not hold the keys of its ran
   refused({k.data(), {1, 2, 32, 4}}, {k.data(), {1, 2, 32, 4}}, {"k", "2", "1"});
   KvCache<float> small({.width = 4, .capacity = 1});
   const Layout by_turns = Layout::contiguous(64, 1, 1);
-  check_refused_with_words([&] { ssmax::mpi::append(small, by_turns, 0, 0, rows, rows); }, {"k", "64", "1"});
+  check_refused_with_words({"k", "64", "1"}, [&] { ssmax::mpi::append(small, by_turns, 0, 0, rows, rows); });
   CHECK(small.length(0) == 0);
   append(0);
-  check_refused_with_words([&] { append(0); }, {"cache", "length"});
+  check_refused_with_words({"cache", "length"}, [&] { append(0); });
   std::vector<float> out(4);
   const std::string message = refusal([&] {
     ssmax::mpi::decode<float>(world(), layout, 63,

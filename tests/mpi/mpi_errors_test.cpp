@@ -122,12 +122,12 @@ TEST_CASE("the error names the argument that differs between ranks", "[mpi][erro
 }
 
 TEST_CASE("Layout throws for invalid arguments", "[mpi][errors]") {
-  check_refused_with_words([] { (void)Layout::contiguous(10, 0); }, {"ranks", "0"});
-  check_refused_with_words([] { (void)Layout::zigzag(-1, 2); }, {"positions", "-1"});
-  check_refused_with_words([] { (void)Layout::zigzag(5, 2, 0); }, {"unit", "0"});
+  check_refused_with_words({"ranks", "0"}, [] { (void)Layout::contiguous(10, 0); });
+  check_refused_with_words({"positions", "-1"}, [] { (void)Layout::zigzag(-1, 2); });
+  check_refused_with_words({"unit", "0"}, [] { (void)Layout::zigzag(5, 2, 0); });
   const std::array<Segment, 2> gap{{{0, 3, 0}, {4, 5, 1}}}, rank{{{0, 3, 0}, {3, 5, 2}}};
-  check_refused_with_words([&] { (void)Layout(gap, 2); }, {"segment", "4", "3"});
-  check_refused_with_words([&] { (void)Layout(rank, 2); }, {"rank", "2"});
+  check_refused_with_words({"segment", "4", "3"}, [&] { (void)Layout(gap, 2); });
+  check_refused_with_words({"rank", "2"}, [&] { (void)Layout(rank, 2); });
 }
 
 TEST_CASE("Layout distributes whole units evenly", "[mpi]") {

@@ -10,20 +10,9 @@ namespace mpi_problem::mpi_options_test {
 
 using namespace options_table;
 
-/// The tensors of a small call over ranks: n positions on each.
-struct Call {
-  std::vector<float> q = std::vector<float>(heads * n * d, 0.5F), out = q, gradient = q;
-  std::vector<float> dq = q, dk = q, dv = q, lse = std::vector<float>(heads * n);
+/// The functions over ranks, with n positions on each.
+struct Call : Tensors {
   Layout layout = Layout::contiguous(n * world().ranks(), world().ranks(), 1);
-  KvCache<float> cache{{.batch = 1, .kv_heads = heads, .width = d, .capacity = n}};
-
-  Call() { cache.append(view(q), view(q)); }
-
-  template <class T>
-  static View<T, 4> view(std::vector<T>& tensor) {
-    return {tensor.data(), {1, heads, n, d}};
-  }
-  static View<float, 3> rows(std::vector<float>& numbers) { return {numbers.data(), {1, heads, n}}; }
 
   void attention(const Options& options) {
     ssmax::mpi::attention<float>(
