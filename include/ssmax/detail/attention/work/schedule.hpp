@@ -18,10 +18,12 @@ void run_attention(const shared::Problem<Compute>& problem, const shared::Varian
   }
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  using Sequences = detail::SequenceRun<Operand, Compute>;
-  if (Sequences::is_needed(problem, result) &&
-      Sequences(problem, variant, result).run(*workspace, executor, explainer))
-    return;
+  std::size_t list_bytes = 0;
+  if (detail::SequenceRun<Operand, Compute>::is_needed(problem, result)) {
+    detail::SequenceRun<Operand, Compute> sequences(problem, variant, result);
+    if (sequences.run(*workspace, executor, explainer)) return;
+    list_bytes = sequences.list_bytes();
+  }
   const detail::Phase<Compute> phase{.problem = problem,
                                      .variant = variant,
                                      .result = result,
@@ -29,7 +31,7 @@ void run_attention(const shared::Problem<Compute>& problem, const shared::Varian
   detail::PhaseStep step{.workspace = explainer.only_explains ? nullptr : workspace};
   if (explainer.explains) {
     step.explainer = &explainer;
-    step.workspace_bytes = run_phase<Operand>(phase, {}, executor);
+    step.workspace_bytes = std::max(list_bytes, run_phase<Operand>(phase, {}, executor));
   }
   run_phase<Operand>(phase, step, executor);
 }

@@ -28,8 +28,8 @@ class SequenceRun {
     // 1. List and route the sequences, and find those with shared keys.
     Arena count;
     list(count, may_share, explainer.explains);
-    const std::size_t list_bytes = count.used();
-    Arena arena(workspace.reserve(list_bytes));
+    list_bytes_ = count.used();
+    Arena arena(workspace.reserve(list_bytes_));
     list(arena, may_share, explainer.explains);
     const bool shares = may_share && !groups_->is_empty();
     if (!shares && !problem_.lengths.is_given()) return false;
@@ -55,13 +55,16 @@ class SequenceRun {
     // 4. Compute.
     const Workspace list_memory = workspace.grow(bytes);
     Arena reserved(workspace.reserve(bytes));
-    reserved.take<std::byte>(static_cast<index_t>(list_bytes));
+    reserved.take<std::byte>(static_cast<index_t>(list_bytes_));
     const auto states =
         shares ? take_states(reserved, problem_, groups_->most_queries()) : AttentionState<Compute>{};
     const PhaseStep step{.workspace = &workspace, .offset = count.used()};
     for_each_phase(states, [&](const Phase<Compute>& phase) { run_phase(phase, step, executor); });
     return true;
   }
+
+  /// Returns the bytes of the list of sequences, after a call of `run`.
+  std::size_t list_bytes() const { return list_bytes_; }
 
  private:
   /// Lists and routes the sequences. Without a block of memory, counts its bytes.
@@ -116,6 +119,7 @@ class SequenceRun {
   const Result<Compute>& result_;
   std::span<Sequence> sequences_{};
   Slot<SharedKeyGroups<Compute>> groups_;
+  std::size_t list_bytes_ = 0;
   bool has_rows_ = false;
 };
 
