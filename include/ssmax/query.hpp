@@ -104,35 +104,25 @@ SSMAX_INLINE constexpr KeyRange visible_keys(const M& mask, const Query& query) 
 /// Returns whether a query sees a key of its range.
 template <class M>
 SSMAX_INLINE constexpr bool sees(const M& mask, const Query& query, index_t key) {
-  if constexpr (has_predicate<M>) {
-    return mask.sees(query, key);
-  } else {
-    return true;
-  }
+  if constexpr (has_predicate<M>) return mask.sees(query, key);
+  return true;
 }
 
 /// Returns the first visible keys at or after `from`, without a gap. Returns an empty range if no key is left.
 template <class M>
 SSMAX_INLINE constexpr KeyRange next_run(const M& mask, const Query& query, index_t from) {
-  if constexpr (has_run<M>) {
-    return mask.run(query, from);
-  } else {
-    const KeyRange keys = visible_keys(mask, query);
-    return {std::max(keys.begin, from), keys.end};
-  }
+  if constexpr (has_run<M>) return mask.run(query, from);
+  const KeyRange keys = visible_keys(mask, query);
+  return {std::max(keys.begin, from), keys.end};
 }
 
 /// Returns whether two queries of a batch entry are known to have the same runs.
 template <class M>
 SSMAX_INLINE constexpr bool same_runs(const M& mask, const Query& query, const Query& other) {
-  if constexpr (has_same_runs<M>) {
-    return mask.same_runs(query, other);
-  } else if constexpr (has_run<M>) {
-    return false;
-  } else {
-    const KeyRange keys = visible_keys(mask, query), other_keys = visible_keys(mask, other);
-    return keys.begin == other_keys.begin && keys.end == other_keys.end;
-  }
+  if constexpr (has_same_runs<M>) return mask.same_runs(query, other);
+  if constexpr (has_run<M>) return false;
+  const KeyRange keys = visible_keys(mask, query), other_keys = visible_keys(mask, other);
+  return keys.begin == other_keys.begin && keys.end == other_keys.end;
 }
 
 /// Calls f(run) for the visible runs of a query within `keys`, in rising order. Runs that touch become one. Requires a
@@ -187,29 +177,20 @@ constexpr index_t first_visible(const M& mask, const Query& query, KeyRange rang
 
 template <class M>
 SSMAX_INLINE constexpr index_t query_position(const M& mask, const Query& query) {
-  if constexpr (has_query_position<M>) {
-    return mask.query_position(query);
-  } else {
-    return query.position();
-  }
+  if constexpr (has_query_position<M>) return mask.query_position(query);
+  return query.position();
 }
 
 template <class M>
 SSMAX_INLINE constexpr index_t key_position(const M& mask, const Query& query, index_t key) {
-  if constexpr (has_key_position<M>) {
-    return mask.key_position(query, key);
-  } else {
-    return key;
-  }
+  if constexpr (has_key_position<M>) return mask.key_position(query, key);
+  return key;
 }
 
 template <class M>
 SSMAX_INLINE constexpr Query aligned(const M& mask, const Query& query) {
-  if constexpr (has_alignment<M>) {
-    return mask.aligned(query);
-  } else {
-    return query;
-  }
+  if constexpr (has_alignment<M>) return mask.aligned(query);
+  return query;
 }
 
 SSMAX_END

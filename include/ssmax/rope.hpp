@@ -309,10 +309,7 @@ void rope_at(const char* function, const View<const T, Rank>& in, const View<T, 
              const Rope<T>& rope, std::span<const index_t> positions, bool inverse) {
   check_rope_views(function, in, out);
   const index_t rows = in.extent(Rank - 2);
-  if (static_cast<index_t>(positions.size()) != rows) {
-    fail_value(function, "positions", "has extent", static_cast<index_t>(positions.size()),
-               "positions of in are", rows);
-  }
+  check_equal(function, "positions", "has extent", std::ssize(positions), "positions of in are", rows);
   for (index_t position : positions) rope.check(function, "positions", position, 1, in.extent(Rank - 1));
   if (in.empty()) return;
   const auto from = with_rank<4>(in);

@@ -114,6 +114,21 @@ void check_same_extents(const char* function, const char* name, const View<T, Ra
   }
 }
 
+/// Throws unless a view of a policy has the extents of the attention. Any strides whose bytes fit index_t.
+template <class T, int Rank>
+void check_fits_attention(const char* function, const char* name, const View<T, Rank>& view,
+                          const std::array<index_t, Rank>& expected) {
+  for (int i = 0; i < Rank; ++i) {
+    const index_t extent = expected[static_cast<std::size_t>(i)];
+    if (view.extent(i) != extent) fail_extent(function, name, i, view.extent(i), "the attention", extent);
+  }
+  if (view.empty()) return;
+  if (view.data_handle() == nullptr) {
+    fail_value(function, name, "is null but has size", view.size(), "must be", 0);
+  }
+  check_reach(function, name, view);
+}
+
 /// Throws unless each element of an output has one index only. In order of rising stride, the stride of each
 /// dimension must be at least the span of the dimensions before it.
 template <class T, int Rank>
@@ -206,11 +221,8 @@ bool are_disjoint(const View<T, RankT>& a, const View<U, RankU>& b) {
   if (a.empty() || b.empty()) return true;
   const Bytes x = span_of(a), y = span_of(b);
   if (x.end <= y.begin || y.end <= x.begin) return true;
-  if constexpr (RankT == RankU) {
-    return are_separate_columns(a, b);
-  } else {
-    return false;
-  }
+  if constexpr (RankT == RankU) return are_separate_columns(a, b);
+  return false;
 }
 
 [[noreturn]] SSMAX_COLD inline void fail_overlap(const char* function, const char* name, Bytes a,
