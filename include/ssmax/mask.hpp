@@ -263,20 +263,14 @@ class Both {
   /// Returns the position by the mask that defines positions.
   SSMAX_INLINE constexpr index_t query_position(const Query& query) const
       requires(detail::has_query_position<A> || detail::has_query_position<B>) {
-    if constexpr (detail::has_query_position<A>) {
-      return a_.query_position(query);
-    } else {
-      return b_.query_position(query);
-    }
+    return detail::has_query_position<A> ? detail::query_position(a_, query)
+                                         : detail::query_position(b_, query);
   }
   /// Returns the position by the mask that defines positions.
   SSMAX_INLINE constexpr index_t key_position(const Query& query, index_t key) const
       requires(detail::has_key_position<A> || detail::has_key_position<B>) {
-    if constexpr (detail::has_key_position<A>) {
-      return a_.key_position(query, key);
-    } else {
-      return b_.key_position(query, key);
-    }
+    return detail::has_key_position<A> ? detail::key_position(a_, query, key)
+                                       : detail::key_position(b_, query, key);
   }
   /// Returns the query with the shifts of both masks.
   SSMAX_INLINE constexpr Query aligned(const Query& query) const

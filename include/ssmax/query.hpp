@@ -146,19 +146,15 @@ SSMAX_INLINE void for_each_visible_run(const M& mask, const Query& query, KeyRan
 /// Returns n. `range` is visible_keys(mask, query). O(1), O(runs) or, with `sees` alone, O(range).
 template <class M>
 constexpr index_t visible_count(const M& mask, const Query& query, const KeyRange& range) {
-  if constexpr (has_count<M>) {
-    return std::clamp<index_t>(mask.count(query), 0, range.size());
-  } else if constexpr (has_run<M>) {
-    index_t count = 0;
+  if constexpr (has_count<M>) return std::clamp<index_t>(mask.count(query), 0, range.size());
+  if constexpr (!has_predicate<M>) return range.size();
+  index_t count = 0;
+  if constexpr (has_run<M>) {
     for_each_visible_run(mask, query, range, [&](KeyRange run) { count += run.size(); });
-    return count;
-  } else if constexpr (has_predicate<M>) {
-    index_t count = 0;
-    for (index_t key = range.begin; key < range.end; ++key) count += mask.sees(query, key) ? 1 : 0;
-    return count;
   } else {
-    return range.size();
+    for (index_t key = range.begin; key < range.end; ++key) count += sees(mask, query, key) ? 1 : 0;
   }
+  return count;
 }
 
 /// Returns the first visible key of a range, or the end of the range. Requires a range within visible_keys(mask,
@@ -168,11 +164,10 @@ constexpr index_t first_visible(const M& mask, const Query& query, KeyRange rang
   if constexpr (has_run<M>) {
     const KeyRange run = mask.run(query, range.begin);
     return run.size() > 0 ? std::clamp(run.begin, range.begin, range.end) : range.end;
-  } else {
-    index_t key = range.begin;
-    while (key < range.end && !sees(mask, query, key)) ++key;
-    return key;
   }
+  index_t key = range.begin;
+  while (key < range.end && !sees(mask, query, key)) ++key;
+  return key;
 }
 
 template <class M>

@@ -137,8 +137,7 @@ inline void check_rope(const RopeOptions& options, index_t positions) {
     fail_value("Rope", "first_position", "is", options.first_position, "leaves no room for positions",
                positions);
   }
-  if (options.first_position < 0)
-    fail_value("Rope", "first_position", "is", options.first_position, "must be at least", 0);
+  check_at_least("Rope", "first_position", options.first_position, 0);
   require(options.theta > 1 && std::isfinite(options.theta), "theta must be finite and above 1");
   const RopeScaling& scaling = options.scaling;
   require(scaling.factor > 0 && std::isfinite(scaling.factor), "scaling.factor must be finite and above 0");

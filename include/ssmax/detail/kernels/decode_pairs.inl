@@ -259,11 +259,8 @@ void decode_pair_merge(float* out, const float* in, index_t n, float factor, flo
 
 template <class S, class P>
 constexpr auto decode_pair_weights_if_wide() -> decltype(&decode_pair_weights<S, P>) {
-  if constexpr (S::width == 16) {
-    return decode_pair_weights<S, P>;
-  } else {
-    return nullptr;
-  }
+  if constexpr (S::width == 16) return decode_pair_weights<S, P>;
+  return nullptr;
 }
 
 template <class T>

@@ -22,20 +22,15 @@ using SecondOf = std::remove_cvref_t<decltype(std::declval<const C&>().second())
 /// Returns the number of parameters of a score function per query.
 template <class C>
 constexpr index_t parameters_of() {
-  if constexpr (shared::is_composed<C>) {
-    return parameters_of<FirstOf<C>>() + parameters_of<SecondOf<C>>();
-  } else {
-    return HasParameterGradient<C> ? 1 : 0;
-  }
+  if constexpr (shared::is_composed<C>) return parameters_of<FirstOf<C>>() + parameters_of<SecondOf<C>>();
+  return HasParameterGradient<C> ? 1 : 0;
 }
 
 template <class C>
 constexpr bool has_logit_gradients() {
-  if constexpr (shared::is_composed<C>) {
+  if constexpr (shared::is_composed<C>)
     return has_logit_gradients<FirstOf<C>>() || has_logit_gradients<SecondOf<C>>();
-  } else {
-    return HasLogitGradients<C>;
-  }
+  return HasLogitGradients<C>;
 }
 
 /// Returns whether the row of its last part is the only gradient of a score function.
@@ -44,20 +39,16 @@ constexpr bool has_row_gradient() {
   if constexpr (shared::is_composed<C>) {
     return parameters_of<FirstOf<C>>() == 0 && !has_logit_gradients<FirstOf<C>>() &&
            has_row_gradient<SecondOf<C>>();
-  } else {
-    return HasRowGradient<C>;
   }
+  return HasRowGradient<C>;
 }
 
 template <class C>
 Sharing sharing_of(const C& score, const QueryShape& shape) {
-  if constexpr (shared::is_composed<C>) {
+  if constexpr (shared::is_composed<C>)
     return std::max(sharing_of(score.first(), shape), sharing_of(score.second(), shape));
-  } else if constexpr (has_sharing<C>) {
-    return score.sharing(shape);
-  } else {
-    return HasLogitGradients<C> ? Sharing::any : Sharing::one_head;
-  }
+  if constexpr (has_sharing<C>) return score.sharing(shape);
+  return HasLogitGradients<C> ? Sharing::any : Sharing::one_head;
 }
 
 template <class Compute, class S, class M, class C>

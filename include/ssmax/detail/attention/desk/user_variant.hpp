@@ -82,9 +82,8 @@ class UserVariant : public Interface {
                row.query.batch == first->query.batch && same_runs(mask, first->query, row.query);
       };
       return std::all_of(rows, rows + count, is_same);
-    } else {
-      return false;
     }
+    return false;
   }
 
   index_t next_visible(const QueryRow* rows, index_t count, index_t from) const override {
