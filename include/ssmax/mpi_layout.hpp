@@ -19,10 +19,7 @@
 /// with at least as many kv heads as ranks. The rows are the same.
 #pragma once
 
-#include <algorithm>
-#include <initializer_list>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "detail/checks/error.hpp"

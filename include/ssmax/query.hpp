@@ -35,7 +35,6 @@
 #pragma once
 
 #include <algorithm>
-#include <utility>
 
 #include "config.hpp"
 #include "detail/checks/mask.hpp"

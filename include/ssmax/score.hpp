@@ -25,7 +25,6 @@
 #include <limits>
 #include <span>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "config.hpp"

@@ -58,7 +58,6 @@
 #include <numeric>
 #include <span>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "detail/rows/driver.hpp"

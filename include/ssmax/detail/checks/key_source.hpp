@@ -2,8 +2,6 @@
 #pragma once
 
 #include <concepts>
-#include <type_traits>
-#include <utility>
 
 #include "../../config.hpp"
 #include "optional_member.hpp"

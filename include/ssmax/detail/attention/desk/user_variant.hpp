@@ -1,7 +1,6 @@
 // Implements Variant with the user's mask, scaling and score function.
 #pragma once
 
-#include <cmath>
 #include <limits>
 #include <numbers>
 
