@@ -105,7 +105,6 @@
 #pragma once
 
 #include <optional>
-#include <span>
 
 #include "attention_state.hpp"
 #include "detail/attention/desk/build.hpp"

@@ -30,7 +30,6 @@
 /// | fewer queries | products are summed in another order: decode.hpp has the bound |
 #pragma once
 
-#include <concepts>
 #include <type_traits>
 #include <utility>
 

@@ -50,12 +50,8 @@ void check_state(const char* function, const StateNames& names, const AttentionS
   check_output(function, names.shift, state.shift);
   check_output(function, names.sum, state.sum);
   for (int i = 0; i < 3; ++i) {
-    if (state.shift.extent(i) != state.o.extent(i)) {
-      fail_extent(function, names.shift, i, state.shift.extent(i), names.o, state.o.extent(i));
-    }
-    if (state.sum.extent(i) != state.o.extent(i)) {
-      fail_extent(function, names.sum, i, state.sum.extent(i), names.o, state.o.extent(i));
-    }
+    check_extent(function, names.shift, state.shift, i, names.o, state.o, i);
+    check_extent(function, names.sum, state.sum, i, names.o, state.o, i);
   }
 }
 

@@ -37,8 +37,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <span>
 #include <type_traits>
 

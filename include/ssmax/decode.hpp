@@ -33,7 +33,6 @@
 /// A cache rounds rows of another type. It also rounds keys of half and bfloat16 after rotating them.
 #pragma once
 
-#include <concepts>
 #include <type_traits>
 #include <utility>
 

@@ -22,7 +22,6 @@
 #pragma once
 
 #include <concepts>
-#include <type_traits>
 
 #include "storage.hpp"
 

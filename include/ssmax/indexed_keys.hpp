@@ -62,10 +62,8 @@ class IndexedKeys {
     detail::check_scales("IndexedKeys", "k_scales", scales_.k, "k", k_);
     detail::check_scales("IndexedKeys", "v_scales", scales_.v, "v", v_);
     detail::check_strided_view("IndexedKeys", "indices", indices_);
-    if (indices_.extent(0) != std::ssize(lengths_)) {
-      detail::fail_value("IndexedKeys", "lengths", "has size", std::ssize(lengths_),
-                         "must be the batch of indices", indices_.extent(0));
-    }
+    detail::check_equal("IndexedKeys", "lengths", "has size", std::ssize(lengths_),
+                        "must be the batch of indices", indices_.extent(0));
     if (indices_.extent(1) != 1 && indices_.extent(1) != k_.extent(1)) {
       detail::fail_value("IndexedKeys", "indices", "has lists", indices_.extent(1),
                          "must be 1 or the heads of k", k_.extent(1));

@@ -10,7 +10,6 @@
 /// the call take a std::span.
 #pragma once
 
-#include <concepts>
 #include <cstddef>
 #include <ranges>
 #include <span>

@@ -214,8 +214,7 @@ class KvCache {
     const char* function = "KvCache::append";
     detail::check_view(function, name, view);
     const auto same = [&](int i, index_t extent, const char* what) {
-      if (view.extent(i) != extent)
-        detail::fail_value(function, name, what, view.extent(i), "the cache's is", extent);
+      detail::check_equal(function, name, what, view.extent(i), "the cache's is", extent);
     };
     same(0, options_.batch, "has batch");
     same(1, options_.kv_heads, "has heads");

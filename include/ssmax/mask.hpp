@@ -66,10 +66,7 @@ struct Lengths {
   }
   /// Throws std::invalid_argument unless there is one number per row.
   SSMAX_INLINE void check(const QueryShape& shape) const {
-    if (static_cast<index_t>(visible.size()) != shape.rows()) {
-      detail::fail_value("Lengths", "visible", "has extent", static_cast<index_t>(visible.size()), "rows are",
-                         shape.rows());
-    }
+    detail::check_equal("Lengths", "visible", "has extent", std::ssize(visible), "rows are", shape.rows());
   }
 };
 
@@ -111,10 +108,8 @@ struct PrefixLM {
   }
   /// Throws std::invalid_argument unless there is one number per batch entry.
   SSMAX_INLINE void check(const QueryShape& shape) const {
-    if (static_cast<index_t>(prefix.size()) != shape.batch) {
-      detail::fail_value("PrefixLM", "prefix", "has extent", static_cast<index_t>(prefix.size()),
-                         "batch entries are", shape.batch);
-    }
+    detail::check_equal("PrefixLM", "prefix", "has extent", std::ssize(prefix), "batch entries are",
+                        shape.batch);
   }
 };
 
@@ -134,10 +129,8 @@ struct KeyLengths {
   }
   /// Throws std::invalid_argument unless there is one number per batch entry.
   SSMAX_INLINE void check(const QueryShape& shape) const {
-    if (static_cast<index_t>(lengths.size()) != shape.batch) {
-      detail::fail_value("KeyLengths", "lengths", "has extent", static_cast<index_t>(lengths.size()),
-                         "batch entries are", shape.batch);
-    }
+    detail::check_equal("KeyLengths", "lengths", "has extent", std::ssize(lengths), "batch entries are",
+                        shape.batch);
   }
 };
 
@@ -181,11 +174,8 @@ class Documents {
   /// Throws std::invalid_argument unless both spans have equal extents of at least 1, begin with 0 and never
   /// decrease. The last elements must be the number of queries and of keys. O(documents).
   SSMAX_INLINE void check(const QueryShape& shape) const {
-    if (queries_.size() != keys_.size()) {
-      detail::fail_value("Documents", "cumulative_queries", "has extent",
-                         static_cast<index_t>(queries_.size()), "cumulative_keys has",
-                         static_cast<index_t>(keys_.size()));
-    }
+    detail::check_equal("Documents", "cumulative_queries", "has extent", std::ssize(queries_),
+                        "cumulative_keys has", std::ssize(keys_));
     check_span("cumulative_queries", queries_, "queries are", shape.queries);
     check_span("cumulative_keys", keys_, "keys are", shape.keys);
   }
@@ -211,18 +201,14 @@ class Documents {
   SSMAX_INLINE static void check_span(const char* name, std::span<const index_t> cumulative,
                                       const char* extent_name, index_t extent) {
     if (cumulative.empty()) detail::fail_value("Documents", name, "has extent", 0, "must be at least", 1);
-    if (cumulative.front() != 0) {
-      detail::fail_value("Documents", name, "begins with", cumulative.front(), "must begin with", 0);
-    }
+    detail::check_equal("Documents", name, "begins with", cumulative.front(), "must begin with", 0);
     for (std::size_t i = 1; i < cumulative.size(); ++i) {
       if (cumulative[i] < cumulative[i - 1]) {
         detail::fail_format("ssmax::Documents: %s falls from %td to %td in document %zu", name,
                             cumulative[i - 1], cumulative[i], i - 1);
       }
     }
-    if (cumulative.back() != extent) {
-      detail::fail_value("Documents", name, "ends with", cumulative.back(), extent_name, extent);
-    }
+    detail::check_equal("Documents", name, "ends with", cumulative.back(), extent_name, extent);
   }
 
   std::span<const index_t> queries_, keys_;
@@ -277,20 +263,14 @@ class Both {
   /// Returns the position by the mask that defines positions.
   SSMAX_INLINE constexpr index_t query_position(const Query& query) const
       requires(detail::has_query_position<A> || detail::has_query_position<B>) {
-    if constexpr (detail::has_query_position<A>) {
-      return a_.query_position(query);
-    } else {
-      return b_.query_position(query);
-    }
+    return detail::has_query_position<A> ? detail::query_position(a_, query)
+                                         : detail::query_position(b_, query);
   }
   /// Returns the position by the mask that defines positions.
   SSMAX_INLINE constexpr index_t key_position(const Query& query, index_t key) const
       requires(detail::has_key_position<A> || detail::has_key_position<B>) {
-    if constexpr (detail::has_key_position<A>) {
-      return a_.key_position(query, key);
-    } else {
-      return b_.key_position(query, key);
-    }
+    return detail::has_key_position<A> ? detail::key_position(a_, query, key)
+                                       : detail::key_position(b_, query, key);
   }
   /// Returns the query with the shifts of both masks.
   SSMAX_INLINE constexpr Query aligned(const Query& query) const

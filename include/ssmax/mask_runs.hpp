@@ -250,8 +250,7 @@ class MatrixRuns {
     const index_t extents[] = {shape.batch, shape.heads, shape.queries, shape.keys};
     const char* names[] = {"batch entries are", "heads are", "queries are", "keys are"};
     for (int i = 0; i < 4; ++i) {
-      if (extents_[i] != extents[i])
-        detail::fail_value("MatrixRuns", "the matrix", "has extent", extents_[i], names[i], extents[i]);
+      detail::check_equal("MatrixRuns", "the matrix", "has extent", extents_[i], names[i], extents[i]);
     }
   }
 

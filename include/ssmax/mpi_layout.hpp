@@ -19,10 +19,7 @@
 /// with at least as many kv heads as ranks. The rows are the same.
 #pragma once
 
-#include <algorithm>
-#include <initializer_list>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "detail/checks/error.hpp"
@@ -49,10 +46,8 @@ class Layout {
   /// begins at 0, each one begins at the end of the previous one, and ranks are in [0, ranks).
   Layout(std::span<const Segment> segments, int ranks) : ranks_(ranks), counts_(checked(ranks)) {
     for (const Segment& segment : segments) {
-      if (segment.begin != positions()) {
-        detail::fail_value("mpi::Layout", "a segment", "begins at", segment.begin, "the one before ends at",
-                           positions());
-      }
+      detail::check_equal("mpi::Layout", "a segment", "begins at", segment.begin, "the one before ends at",
+                          positions());
       if (segment.size() < 0) {
         detail::fail_value("mpi::Layout", "a segment", "ends at", segment.end, "must be at least",
                            segment.begin);

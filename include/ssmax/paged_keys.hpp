@@ -70,10 +70,8 @@ class PageTable {
   PageTable(const View<const Index, 2>& table, KeptSpan<const Length> lengths)
       : table_(table), lengths_(lengths) {
     detail::check_strided_view("PageTable", "table", table_);
-    if (table_.extent(0) != std::ssize(lengths_)) {
-      detail::fail_value("PageTable", "lengths", "has size", std::ssize(lengths_),
-                         "must be the number of rows of table", table_.extent(0));
-    }
+    detail::check_equal("PageTable", "lengths", "has size", std::ssize(lengths_),
+                        "must be the number of rows of table", table_.extent(0));
   }
   /// A table in compressed rows: sequence b has entries [begins[b], begins[b + 1]) of `pages`.
   PageTable(KeptSpan<const Index> pages, KeptSpan<const Index> begins, KeptSpan<const Length> lengths)

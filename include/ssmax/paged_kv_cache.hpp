@@ -319,8 +319,7 @@ class PagedKvCache {
     const char* function = "PagedKvCache::append";
     detail::check_view(function, name, view);
     const auto same = [&](int i, const char* what, const char* expected, index_t extent) {
-      if (view.extent(i) != extent)
-        detail::fail_value(function, name, what, view.extent(i), expected, extent);
+      detail::check_equal(function, name, what, view.extent(i), expected, extent);
     };
     same(0, "has tokens", "sequences has", tokens);
     same(1, "has heads", "the cache's is", options_.kv_heads);

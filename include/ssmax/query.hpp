@@ -35,7 +35,6 @@
 #pragma once
 
 #include <algorithm>
-#include <utility>
 
 #include "config.hpp"
 #include "detail/checks/mask.hpp"
@@ -104,35 +103,25 @@ SSMAX_INLINE constexpr KeyRange visible_keys(const M& mask, const Query& query) 
 /// Returns whether a query sees a key of its range.
 template <class M>
 SSMAX_INLINE constexpr bool sees(const M& mask, const Query& query, index_t key) {
-  if constexpr (has_predicate<M>) {
-    return mask.sees(query, key);
-  } else {
-    return true;
-  }
+  if constexpr (has_predicate<M>) return mask.sees(query, key);
+  return true;
 }
 
 /// Returns the first visible keys at or after `from`, without a gap. Returns an empty range if no key is left.
 template <class M>
 SSMAX_INLINE constexpr KeyRange next_run(const M& mask, const Query& query, index_t from) {
-  if constexpr (has_run<M>) {
-    return mask.run(query, from);
-  } else {
-    const KeyRange keys = visible_keys(mask, query);
-    return {std::max(keys.begin, from), keys.end};
-  }
+  if constexpr (has_run<M>) return mask.run(query, from);
+  const KeyRange keys = visible_keys(mask, query);
+  return {std::max(keys.begin, from), keys.end};
 }
 
 /// Returns whether two queries of a batch entry are known to have the same runs.
 template <class M>
 SSMAX_INLINE constexpr bool same_runs(const M& mask, const Query& query, const Query& other) {
-  if constexpr (has_same_runs<M>) {
-    return mask.same_runs(query, other);
-  } else if constexpr (has_run<M>) {
-    return false;
-  } else {
-    const KeyRange keys = visible_keys(mask, query), other_keys = visible_keys(mask, other);
-    return keys.begin == other_keys.begin && keys.end == other_keys.end;
-  }
+  if constexpr (has_same_runs<M>) return mask.same_runs(query, other);
+  if constexpr (has_run<M>) return false;
+  const KeyRange keys = visible_keys(mask, query), other_keys = visible_keys(mask, other);
+  return keys.begin == other_keys.begin && keys.end == other_keys.end;
 }
 
 /// Calls f(run) for the visible runs of a query within `keys`, in rising order. Runs that touch become one. Requires a
@@ -156,19 +145,15 @@ SSMAX_INLINE void for_each_visible_run(const M& mask, const Query& query, KeyRan
 /// Returns n. `range` is visible_keys(mask, query). O(1), O(runs) or, with `sees` alone, O(range).
 template <class M>
 constexpr index_t visible_count(const M& mask, const Query& query, const KeyRange& range) {
-  if constexpr (has_count<M>) {
-    return std::clamp<index_t>(mask.count(query), 0, range.size());
-  } else if constexpr (has_run<M>) {
-    index_t count = 0;
+  if constexpr (has_count<M>) return std::clamp<index_t>(mask.count(query), 0, range.size());
+  if constexpr (!has_predicate<M>) return range.size();
+  index_t count = 0;
+  if constexpr (has_run<M>) {
     for_each_visible_run(mask, query, range, [&](KeyRange run) { count += run.size(); });
-    return count;
-  } else if constexpr (has_predicate<M>) {
-    index_t count = 0;
-    for (index_t key = range.begin; key < range.end; ++key) count += mask.sees(query, key) ? 1 : 0;
-    return count;
   } else {
-    return range.size();
+    for (index_t key = range.begin; key < range.end; ++key) count += sees(mask, query, key) ? 1 : 0;
   }
+  return count;
 }
 
 /// Returns the first visible key of a range, or the end of the range. Requires a range within visible_keys(mask,
@@ -178,38 +163,28 @@ constexpr index_t first_visible(const M& mask, const Query& query, KeyRange rang
   if constexpr (has_run<M>) {
     const KeyRange run = mask.run(query, range.begin);
     return run.size() > 0 ? std::clamp(run.begin, range.begin, range.end) : range.end;
-  } else {
-    index_t key = range.begin;
-    while (key < range.end && !sees(mask, query, key)) ++key;
-    return key;
   }
+  index_t key = range.begin;
+  while (key < range.end && !sees(mask, query, key)) ++key;
+  return key;
 }
 
 template <class M>
 SSMAX_INLINE constexpr index_t query_position(const M& mask, const Query& query) {
-  if constexpr (has_query_position<M>) {
-    return mask.query_position(query);
-  } else {
-    return query.position();
-  }
+  if constexpr (has_query_position<M>) return mask.query_position(query);
+  return query.position();
 }
 
 template <class M>
 SSMAX_INLINE constexpr index_t key_position(const M& mask, const Query& query, index_t key) {
-  if constexpr (has_key_position<M>) {
-    return mask.key_position(query, key);
-  } else {
-    return key;
-  }
+  if constexpr (has_key_position<M>) return mask.key_position(query, key);
+  return key;
 }
 
 template <class M>
 SSMAX_INLINE constexpr Query aligned(const M& mask, const Query& query) {
-  if constexpr (has_alignment<M>) {
-    return mask.aligned(query);
-  } else {
-    return query;
-  }
+  if constexpr (has_alignment<M>) return mask.aligned(query);
+  return query;
 }
 
 SSMAX_END

@@ -137,8 +137,7 @@ inline void check_rope(const RopeOptions& options, index_t positions) {
     fail_value("Rope", "first_position", "is", options.first_position, "leaves no room for positions",
                positions);
   }
-  if (options.first_position < 0)
-    fail_value("Rope", "first_position", "is", options.first_position, "must be at least", 0);
+  check_at_least("Rope", "first_position", options.first_position, 0);
   require(options.theta > 1 && std::isfinite(options.theta), "theta must be finite and above 1");
   const RopeScaling& scaling = options.scaling;
   require(scaling.factor > 0 && std::isfinite(scaling.factor), "scaling.factor must be finite and above 0");
@@ -309,10 +308,7 @@ void rope_at(const char* function, const View<const T, Rank>& in, const View<T, 
              const Rope<T>& rope, std::span<const index_t> positions, bool inverse) {
   check_rope_views(function, in, out);
   const index_t rows = in.extent(Rank - 2);
-  if (static_cast<index_t>(positions.size()) != rows) {
-    fail_value(function, "positions", "has extent", static_cast<index_t>(positions.size()),
-               "positions of in are", rows);
-  }
+  check_equal(function, "positions", "has extent", std::ssize(positions), "positions of in are", rows);
   for (index_t position : positions) rope.check(function, "positions", position, 1, in.extent(Rank - 1));
   if (in.empty()) return;
   const auto from = with_rank<4>(in);

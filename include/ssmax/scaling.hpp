@@ -29,7 +29,6 @@
 #include <concepts>
 #include <span>
 #include <type_traits>
-#include <utility>
 
 #include "config.hpp"
 #include "detail/checks/error.hpp"

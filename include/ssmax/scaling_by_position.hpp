@@ -34,8 +34,7 @@ struct QwenLogN : RowFunctor<QwenLogN> {
   }
   /// Throws std::invalid_argument if L is below 2.
   SSMAX_INLINE void check(index_t, index_t, const char* function = "QwenLogN") const {
-    if (trained_length < 2)
-      detail::fail_value(function, "trained_length", "is", trained_length, "must be at least", 2);
+    detail::check_at_least(function, "trained_length", trained_length, 2);
   }
 };
 
@@ -54,8 +53,7 @@ struct Llama4Temperature : RowFunctor<Llama4Temperature> {
   }
   /// Throws std::invalid_argument if F is below 1.
   SSMAX_INLINE void check(index_t, index_t, const char* function = "Llama4Temperature") const {
-    if (floor_length < 1)
-      detail::fail_value(function, "floor_length", "is", floor_length, "must be at least", 1);
+    detail::check_at_least(function, "floor_length", floor_length, 1);
   }
 };
 
@@ -74,8 +72,7 @@ struct MinistralTemperature : RowFunctor<MinistralTemperature> {
   }
   /// Throws std::invalid_argument if L is below 1.
   SSMAX_INLINE void check(index_t, index_t, const char* function = "MinistralTemperature") const {
-    if (trained_length < 1)
-      detail::fail_value(function, "trained_length", "is", trained_length, "must be at least", 1);
+    detail::check_at_least(function, "trained_length", trained_length, 1);
   }
 };
 
@@ -96,8 +93,7 @@ struct InklingTemperature : RowFunctor<InklingTemperature> {
   }
   /// Throws std::invalid_argument if F is below 1.
   SSMAX_INLINE void check(index_t, index_t, const char* function = "InklingTemperature") const {
-    if (floor_length < 1)
-      detail::fail_value(function, "floor_length", "is", floor_length, "must be at least", 1);
+    detail::check_at_least(function, "floor_length", floor_length, 1);
   }
 };
 

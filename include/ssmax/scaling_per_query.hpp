@@ -3,7 +3,6 @@
 /// A scaling with a multiplier for each query, which you compute outside of the attention, and its gradient.
 #pragma once
 
-#include <array>
 #include <concepts>
 #include <type_traits>
 
@@ -20,18 +19,7 @@ SSMAX_BEGIN_DETAIL
 template <class T>
 void check_per_query(const char* function, const char* name, const View<T, 3>& values,
                      const QueryShape& shape) {
-  const std::array<index_t, 3> expected{shape.batch, shape.heads, shape.queries};
-  for (int i = 0; i < 3; ++i) {
-    const index_t extent = expected[static_cast<std::size_t>(i)];
-    if (values.extent(i) != extent) {
-      fail_extent(function, name, i, values.extent(i), "the attention", extent);
-    }
-  }
-  if (values.empty()) return;
-  if (values.data_handle() == nullptr) {
-    fail_value(function, name, "is null but has size", values.size(), "must be", 0);
-  }
-  check_reach(function, name, values);
+  check_fits_attention(function, name, values, {shape.batch, shape.heads, shape.queries});
 }
 
 SSMAX_END

@@ -25,7 +25,6 @@
 #include <limits>
 #include <span>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "config.hpp"
@@ -156,8 +155,7 @@ struct Alibi {
   }
   /// Throws std::invalid_argument unless there is one slope per head.
   SSMAX_INLINE void check(const QueryShape& shape) const {
-    if (heads != shape.heads)
-      detail::fail_value("Alibi", "slopes", "have extent", heads, "heads are", shape.heads);
+    detail::check_equal("Alibi", "slopes", "have extent", heads, "heads are", shape.heads);
   }
 
   /// Returns the score for attention_backward, which adds ∂slopes to dslopes, one element per head.
@@ -184,10 +182,7 @@ struct AlibiGradient : Alibi {
   /// Throws std::invalid_argument unless there is one slope, and one gradient, per head.
   SSMAX_INLINE void check(const QueryShape& shape) const {
     Alibi::check(shape);
-    if (static_cast<index_t>(dslopes.size()) != shape.heads) {
-      detail::fail_value("Alibi", "dslopes", "have extent", static_cast<index_t>(dslopes.size()), "heads are",
-                         shape.heads);
-    }
+    detail::check_equal("Alibi", "dslopes", "have extent", std::ssize(dslopes), "heads are", shape.heads);
   }
 };
 

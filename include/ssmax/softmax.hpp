@@ -58,7 +58,6 @@
 #include <numeric>
 #include <span>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "detail/rows/driver.hpp"
@@ -135,10 +134,7 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
   using T = ComputeType<X>;
   check_view("logsumexp", "logits", logits);
   check_output("logsumexp", "out", out);
-  for (int i = 0; i < 3; ++i) {
-    if (out.extent(i) != logits.extent(i))
-      fail_extent("logsumexp", "out", i, out.extent(i), "logits", logits.extent(i));
-  }
+  for (int i = 0; i < 3; ++i) check_extent("logsumexp", "out", out, i, "logits", logits, i);
   // Check the overlap as if each result were a row of one key: results may lie between the rows of the logits.
   const View<Y, 4> results(out.data_handle(), {out.extent(0), out.extent(1), out.extent(2), 1},
                            {out.stride(0), out.stride(1), out.stride(2), 1});

@@ -154,11 +154,8 @@ concept ScaledStorage = ConvertedStorage<X> && requires(const ComputeType<X>* in
 
 template <class X>
 consteval index_t find_group() {
-  if constexpr (requires { StorageTraits<X>::group; }) {
-    return StorageTraits<X>::group;
-  } else {
-    return 1;
-  }
+  if constexpr (requires { StorageTraits<X>::group; }) return StorageTraits<X>::group;
+  return 1;
 }
 /// The number of channels that an element of X holds.
 template <class X>

@@ -96,8 +96,7 @@ class Tree {
   void check(const QueryShape& shape) const {
     if (trees_ != 1 && trees_ != shape.batch)
       detail::fail_value("Tree", "parents", "has trees", trees_, "batch entries are", shape.batch);
-    if (candidates_ != shape.queries)
-      detail::fail_value("Tree", "parents", "has candidates", candidates_, "queries are", shape.queries);
+    detail::check_equal("Tree", "parents", "has candidates", candidates_, "queries are", shape.queries);
     if (candidates_ > shape.keys)
       detail::fail_value("Tree", "parents", "has candidates", candidates_, "keys are", shape.keys);
   }

@@ -43,4 +43,16 @@ template <class... Values>
   fail_format("ssmax::%s: %s %s %td, %s %td", function, argument, what, value, requirement, bound);
 }
 
+/// Throws unless `value` is at least `least`.
+SSMAX_INLINE constexpr void check_at_least(const char* function, const char* argument, index_t value,
+                                           index_t least) {
+  if (value < least) fail_value(function, argument, "is", value, "must be at least", least);
+}
+
+/// Throws unless `value` is `expected`.
+SSMAX_INLINE constexpr void check_equal(const char* function, const char* argument, const char* what,
+                                        index_t value, const char* requirement, index_t expected) {
+  if (value != expected) fail_value(function, argument, what, value, requirement, expected);
+}
+
 SSMAX_END

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <concepts>
-#include <type_traits>
-#include <utility>
 
 #include "../../config.hpp"
 #include "optional_member.hpp"
@@ -71,9 +69,8 @@ template <class S>
 consteval bool is_key_source() {
   if constexpr (requires { typename S::Element; }) {
     return has_source_shape<S> && has_source_length<S> && has_source_stored<S> && has_source_run<S>;
-  } else {
-    return false;
   }
+  return false;
 }
 
 SSMAX_END

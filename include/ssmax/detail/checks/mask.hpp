@@ -55,10 +55,8 @@ consteval bool is_mask() {
     static_assert(
         has_run<M> || !has_same_runs<M>,
         "ssmax: a mask with same_runs needs the member  KeyRange run(const Query&, index_t from) const");
-    return true;
-  } else {
-    return false;
   }
+  return has_keys<M>;
 }
 
 /// True if the mask's runs can be found without a test of every key.

@@ -58,8 +58,7 @@ void check_lengths(const char* function, const SequenceLengths& lengths, const V
   if (!lengths.is_given()) return;
   const auto queries = static_cast<index_t>(lengths.queries().size()),
              keys = static_cast<index_t>(lengths.keys().size());
-  if (queries != keys)
-    fail_value(function, "lengths.queries", "have extent", queries, "lengths.keys have", keys);
+  check_equal(function, "lengths.queries", "have extent", queries, "lengths.keys have", keys);
   const auto check = lengths.is_packed() ? check_packed_lengths : check_padded_lengths;
   check(function, "queries", lengths.queries(), "q", q.extent(0), q.extent(2));
   check(function, "keys", lengths.keys(), "k", k.extent(0), k.extent(2));
@@ -76,10 +75,8 @@ void check_source_lengths(const char* function, const SequenceLengths& lengths, 
   }
   const auto check = lengths.is_packed() ? check_packed_lengths : check_padded_lengths;
   check(function, "queries", lengths.queries(), "q", q.extent(0), q.extent(2));
-  if (lengths.count() != sequences) {
-    fail_value(function, "lengths.queries", "have sequence count", lengths.count(), "the source has",
-               sequences);
-  }
+  check_equal(function, "lengths.queries", "have sequence count", lengths.count(), "the source has",
+              sequences);
 }
 
 /// Throws if the caller gives lengths to a function, or to a kind of call, that does not take lengths.

@@ -107,11 +107,22 @@ void check_extent(const char* function, const char* name, const V& view, int i, 
 template <class T, class U, int Rank>
 void check_same_extents(const char* function, const char* name, const View<T, Rank>& view,
                         const char* other_name, const View<U, Rank>& other) {
+  for (int i = 0; i < Rank; ++i) check_extent(function, name, view, i, other_name, other, i);
+}
+
+/// Throws unless a view of a policy has the extents of the attention. Any strides whose bytes fit index_t.
+template <class T, int Rank>
+void check_fits_attention(const char* function, const char* name, const View<T, Rank>& view,
+                          const std::array<index_t, Rank>& expected) {
   for (int i = 0; i < Rank; ++i) {
-    if (view.extent(i) != other.extent(i)) {
-      fail_extent(function, name, i, view.extent(i), other_name, other.extent(i));
-    }
+    const index_t extent = expected[static_cast<std::size_t>(i)];
+    if (view.extent(i) != extent) fail_extent(function, name, i, view.extent(i), "the attention", extent);
   }
+  if (view.empty()) return;
+  if (view.data_handle() == nullptr) {
+    fail_value(function, name, "is null but has size", view.size(), "must be", 0);
+  }
+  check_reach(function, name, view);
 }
 
 /// Throws unless each element of an output has one index only. In order of rising stride, the stride of each
@@ -171,34 +182,31 @@ std::span<const std::remove_const_t<T>> memory_of(const View<T, Rank>& view) {
 /// The spans of the shorter strides of both views must fit side by side into one row.
 template <class T, class U, int Rank>
 bool are_separate_columns(const View<T, Rank>& a, const View<U, Rank>& b) {
-  if constexpr (Rank == 1 || sizeof(T) != sizeof(U)) {
-    return false;
-  } else {
-    const auto distance = static_cast<index_t>(reinterpret_cast<std::uintptr_t>(b.data_handle()) -
-                                               reinterpret_cast<std::uintptr_t>(a.data_handle()));
-    const auto size = static_cast<index_t>(sizeof(T));
-    if (distance % size != 0) return false;
-    // Returns the span of a view within a row, or pitch + 1 if the view is not made of columns.
-    const auto span = [](const auto& view, index_t pitch) {
-      index_t result = 1;
-      for (int i = 0; i < Rank; ++i) {
-        if (view.extent(i) == 1) continue;
-        const index_t stride = view.stride(i);
-        if (stride < 0 || (stride > pitch && stride % pitch != 0)) return pitch + 1;
-        if (stride < pitch) result += (view.extent(i) - 1) * stride;
-      }
-      return result;
-    };
-    const auto fit = [&](index_t pitch) {
-      const index_t offset = ((distance / size) % pitch + pitch) % pitch;
-      return offset >= span(a, pitch) && offset + span(b, pitch) <= pitch;
-    };
+  if constexpr (Rank == 1 || sizeof(T) != sizeof(U)) return false;
+  const auto distance = static_cast<index_t>(reinterpret_cast<std::uintptr_t>(b.data_handle()) -
+                                             reinterpret_cast<std::uintptr_t>(a.data_handle()));
+  const auto size = static_cast<index_t>(sizeof(T));
+  if (distance % size != 0) return false;
+  // Returns the span of a view within a row, or pitch + 1 if the view is not made of columns.
+  const auto span = [](const auto& view, index_t pitch) {
+    index_t result = 1;
     for (int i = 0; i < Rank; ++i) {
-      if (a.extent(i) > 1 && a.stride(i) > 0 && fit(a.stride(i))) return true;
-      if (b.extent(i) > 1 && b.stride(i) > 0 && fit(b.stride(i))) return true;
+      if (view.extent(i) == 1) continue;
+      const index_t stride = view.stride(i);
+      if (stride < 0 || (stride > pitch && stride % pitch != 0)) return pitch + 1;
+      if (stride < pitch) result += (view.extent(i) - 1) * stride;
     }
-    return false;
+    return result;
+  };
+  const auto fit = [&](index_t pitch) {
+    const index_t offset = ((distance / size) % pitch + pitch) % pitch;
+    return offset >= span(a, pitch) && offset + span(b, pitch) <= pitch;
+  };
+  for (int i = 0; i < Rank; ++i) {
+    if (a.extent(i) > 1 && a.stride(i) > 0 && fit(a.stride(i))) return true;
+    if (b.extent(i) > 1 && b.stride(i) > 0 && fit(b.stride(i))) return true;
   }
+  return false;
 }
 
 template <class T, int RankT, class U, int RankU>
@@ -206,11 +214,8 @@ bool are_disjoint(const View<T, RankT>& a, const View<U, RankU>& b) {
   if (a.empty() || b.empty()) return true;
   const Bytes x = span_of(a), y = span_of(b);
   if (x.end <= y.begin || y.end <= x.begin) return true;
-  if constexpr (RankT == RankU) {
-    return are_separate_columns(a, b);
-  } else {
-    return false;
-  }
+  if constexpr (RankT == RankU) return are_separate_columns(a, b);
+  return false;
 }
 
 [[noreturn]] SSMAX_COLD inline void fail_overlap(const char* function, const char* name, Bytes a,

@@ -61,11 +61,7 @@ SSMAX_INLINE void decode_pair_logits_block(const bfloat16* q, index_t parts, con
   const index_t block = pairs * 2 * packed_keys;
   k += key / packed_keys * block;
   typename S::V sum[rows][vectors];
-  SSMAX_UNROLL
-  for (int i = 0; i < rows; ++i) {
-    SSMAX_UNROLL
-    for (int j = 0; j < vectors; ++j) sum[i][j] = S::set(0);
-  }
+  clear_sums<S>(sum);
   for (index_t part = 0; part < parts; ++part) {
     const index_t prefetched = part > 0 || ahead.rows == nullptr ? 0 : blocks * packed_keys;
     for (index_t pair = 0, end = 0; pair < pairs;) {
@@ -87,11 +83,7 @@ SSMAX_INLINE void decode_pair_logits_block(const bfloat16* q, index_t parts, con
       }
     }
   }
-  SSMAX_UNROLL
-  for (int i = 0; i < rows; ++i) {
-    SSMAX_UNROLL
-    for (int j = 0; j < vectors; ++j) S::store(s + i * logit_pitch + key + j * width, sum[i][j]);
-  }
+  store_sums<S>(sum, {s + key, logit_pitch});
 }
 
 template <class S, class P, int rows, int blocks>
@@ -267,11 +259,8 @@ void decode_pair_merge(float* out, const float* in, index_t n, float factor, flo
 
 template <class S, class P>
 constexpr auto decode_pair_weights_if_wide() -> decltype(&decode_pair_weights<S, P>) {
-  if constexpr (S::width == 16) {
-    return decode_pair_weights<S, P>;
-  } else {
-    return nullptr;
-  }
+  if constexpr (S::width == 16) return decode_pair_weights<S, P>;
+  return nullptr;
 }
 
 template <class T>

@@ -29,6 +29,34 @@ SSMAX_INLINE void store_up_to(typename S::Value* p, typename S::V v, index_t lef
   }
 }
 
+/// Sets a block of sums in registers to 0: `rows` rows of `vectors` vectors.
+template <class S, int rows, int vectors>
+SSMAX_INLINE void clear_sums(typename S::V (&sum)[rows][vectors]) {
+  SSMAX_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    SSMAX_UNROLL
+    for (int v = 0; v < vectors; ++v) sum[r][v] = S::set(0);
+  }
+}
+
+template <class S, int rows, int vectors>
+SSMAX_INLINE void load_sums(StridedRows<const typename S::Value> from, typename S::V (&sum)[rows][vectors]) {
+  SSMAX_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    SSMAX_UNROLL
+    for (int v = 0; v < vectors; ++v) sum[r][v] = S::load(from[r] + v * S::width);
+  }
+}
+
+template <class S, int rows, int vectors>
+SSMAX_INLINE void store_sums(const typename S::V (&sum)[rows][vectors], StridedRows<typename S::Value> to) {
+  SSMAX_UNROLL
+  for (int r = 0; r < rows; ++r) {
+    SSMAX_UNROLL
+    for (int v = 0; v < vectors; ++v) S::store(to[r] + v * S::width, sum[r][v]);
+  }
+}
+
 /// Returns the sum of `count` vectors, added in pairs.
 template <class S, int count>
 SSMAX_INLINE typename S::V reduce_pairwise(const typename S::V* v) {

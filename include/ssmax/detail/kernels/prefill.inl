@@ -30,17 +30,9 @@ void tile_logits(const typename S::Value* k, index_t k_stride, index_t d, index_
                  const typename S::Value* q, typename S::Value* s) {
   for (index_t key = 0; key < keys; key += S::tile_rows) {
     typename S::V sum[S::tile_rows][vectors];
-    SSMAX_UNROLL
-    for (int r = 0; r < S::tile_rows; ++r) {
-      SSMAX_UNROLL
-      for (int v = 0; v < vectors; ++v) sum[r][v] = S::set(0);
-    }
+    clear_sums<S>(sum);
     tile_product<S, vectors, false>(k + key * k_stride, k_stride, q, group_width<S>, d, sum);
-    SSMAX_UNROLL
-    for (int r = 0; r < S::tile_rows; ++r) {
-      SSMAX_UNROLL
-      for (int v = 0; v < vectors; ++v) S::store(s + (key + r) * group_width<S> + v * S::width, sum[r][v]);
-    }
+    store_sums<S>(sum, {s + key * group_width<S>, group_width<S>});
   }
 }
 
@@ -53,18 +45,10 @@ void tile_accumulate(const ValuePanels<typename S::Value>& values, const typenam
   for (index_t panel = 0; panel < v_panels.panels; ++panel) {
     typename S::V sum[S::tile_rows][vectors];
     typename S::Value* rows = o + panel * S::tile_rows * group_width<S>;
-    SSMAX_UNROLL
-    for (int r = 0; r < S::tile_rows; ++r) {
-      SSMAX_UNROLL
-      for (int v = 0; v < vectors; ++v) sum[r][v] = S::load(rows + r * group_width<S> + v * S::width);
-    }
+    load_sums<S>({rows, group_width<S>}, sum);
     tile_product<S, vectors, true>(v_panels.first + panel * v_panels.panel_stride, v_panels.stride, s,
                                    group_width<S>, keys, sum);
-    SSMAX_UNROLL
-    for (int r = 0; r < S::tile_rows; ++r) {
-      SSMAX_UNROLL
-      for (int v = 0; v < vectors; ++v) S::store(rows + r * group_width<S> + v * S::width, sum[r][v]);
-    }
+    store_sums<S>(sum, {rows, group_width<S>});
   }
 }
 

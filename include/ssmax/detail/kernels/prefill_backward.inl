@@ -57,17 +57,9 @@ template <class S, int vectors>
 SSMAX_INLINE void add_product_columns(const typename S::Value* a, index_t lanes, const typename S::Value* b,
                                       index_t pitch, typename S::Value* out) {
   typename S::V sum[S::tile_rows][vectors];
-  SSMAX_UNROLL
-  for (int r = 0; r < S::tile_rows; ++r) {
-    SSMAX_UNROLL
-    for (int v = 0; v < vectors; ++v) sum[r][v] = S::load(out + r * pitch + v * S::width);
-  }
+  load_sums<S>({out, pitch}, sum);
   tile_product<S, vectors, false>(a, group_width<S>, b, pitch, lanes, sum);
-  SSMAX_UNROLL
-  for (int r = 0; r < S::tile_rows; ++r) {
-    SSMAX_UNROLL
-    for (int v = 0; v < vectors; ++v) S::store(out + r * pitch + v * S::width, sum[r][v]);
-  }
+  store_sums<S>(sum, {out, pitch});
 }
 
 template <class S>

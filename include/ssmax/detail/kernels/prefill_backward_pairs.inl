@@ -97,17 +97,9 @@ template <class S, class P, int vectors>
 SSMAX_INLINE void add_pair_columns(const bfloat16* a, index_t a_stride, index_t lanes, const bfloat16* b,
                                    index_t pitch, float* out) {
   typename S::V sum[S::tile_rows][vectors];
-  SSMAX_UNROLL
-  for (int r = 0; r < S::tile_rows; ++r) {
-    SSMAX_UNROLL
-    for (int v = 0; v < vectors; ++v) sum[r][v] = S::load(out + r * pitch + v * S::width);
-  }
+  load_sums<S>({out, pitch}, sum);
   pair_product<S, P, vectors>(a, a_stride, 2, b, 2 * pitch, lanes / 2, sum);
-  SSMAX_UNROLL
-  for (int r = 0; r < S::tile_rows; ++r) {
-    SSMAX_UNROLL
-    for (int v = 0; v < vectors; ++v) S::store(out + r * pitch + v * S::width, sum[r][v]);
-  }
+  store_sums<S>(sum, {out, pitch});
 }
 
 template <class S, class P>

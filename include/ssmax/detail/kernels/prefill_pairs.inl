@@ -33,17 +33,9 @@ template <class S, class P, int vectors>
 void pair_logits(const bfloat16* k, index_t k_stride, index_t d, index_t keys, const bfloat16* q, float* s) {
   for (index_t key = 0; key < keys; key += S::tile_rows) {
     typename S::V sum[S::tile_rows][vectors];
-    SSMAX_UNROLL
-    for (int r = 0; r < S::tile_rows; ++r) {
-      SSMAX_UNROLL
-      for (int v = 0; v < vectors; ++v) sum[r][v] = S::set(0);
-    }
+    clear_sums<S>(sum);
     pair_product<S, P, vectors>(k + key * k_stride, k_stride, 2, q, 2 * group_width<S>, d / 2, sum);
-    SSMAX_UNROLL
-    for (int r = 0; r < S::tile_rows; ++r) {
-      SSMAX_UNROLL
-      for (int v = 0; v < vectors; ++v) S::store(s + (key + r) * group_width<S> + v * S::width, sum[r][v]);
-    }
+    store_sums<S>(sum, {s + key * group_width<S>, group_width<S>});
   }
 }
 
@@ -54,18 +46,10 @@ void pair_accumulate(const ValuePanels<bfloat16>& values, const bfloat16* weight
   for (index_t panel = 0; panel < v_panels.panels; ++panel) {
     typename S::V sum[S::tile_rows][vectors];
     float* rows = o + panel * S::tile_rows * group_width<S>;
-    SSMAX_UNROLL
-    for (int r = 0; r < S::tile_rows; ++r) {
-      SSMAX_UNROLL
-      for (int v = 0; v < vectors; ++v) sum[r][v] = S::load(rows + r * group_width<S> + v * S::width);
-    }
+    load_sums<S>({rows, group_width<S>}, sum);
     pair_product<S, P, vectors>(v_panels.first + panel * v_panels.panel_stride, 2, 2 * S::tile_rows, weights,
                                 2 * group_width<S>, keys / 2, sum);
-    SSMAX_UNROLL
-    for (int r = 0; r < S::tile_rows; ++r) {
-      SSMAX_UNROLL
-      for (int v = 0; v < vectors; ++v) S::store(rows + r * group_width<S> + v * S::width, sum[r][v]);
-    }
+    store_sums<S>(sum, {rows, group_width<S>});
   }
 }
 

@@ -77,11 +77,8 @@ const T* converted(const X* in, index_t n, T* scratch) {
 /// narrow_to afterwards.
 template <class T, class X>
 T* staging(X* out, T* scratch) {
-  if constexpr (std::same_as<X, T>) {
-    return out;
-  } else {
-    return scratch;
-  }
+  if constexpr (std::same_as<X, T>) return out;
+  return scratch;
 }
 
 /// Stores a block that was computed in staging(out, scratch) to `out`.

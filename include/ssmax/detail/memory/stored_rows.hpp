@@ -18,11 +18,6 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Throws unless the value of an option is at least `least`.
-inline void check_at_least(const char* cache, const char* name, index_t value, index_t least) {
-  if (value < least) fail_value(cache, name, "is", value, "must be at least", least);
-}
-
 /// Throws if the number of bytes of rows with these extents may overflow. The message names an option.
 inline void check_bytes(const char* cache, const char* name, index_t value,
                         std::initializer_list<index_t> extents) {

@@ -13,9 +13,7 @@ SSMAX_BEGIN_DETAIL
 
 /// Throws unless the layout has as many ranks as the communicator.
 inline void check_ranks(const char* function, const mpi::Communicator& comm, const mpi::Layout& layout) {
-  if (layout.ranks() != comm.ranks()) {
-    fail_value(function, "layout", "has ranks", layout.ranks(), "the communicator has", comm.ranks());
-  }
+  check_equal(function, "layout", "has ranks", layout.ranks(), "the communicator has", comm.ranks());
 }
 
 /// Throws unless q and k have as many positions as the layout gives this rank.
@@ -119,9 +117,7 @@ index_t check_held(const char* function, const KvCache<K, V>& cache, const mpi::
     if (segment.rank == rank) held += std::max<index_t>(0, std::min(segment.end, length) - segment.begin);
   }
   for (index_t b = 0; b < cache.shape().batch; ++b) {
-    if (cache.length(b) != held) {
-      fail_value(function, "cache", "has length", cache.length(b), "the layout's share so far is", held);
-    }
+    check_equal(function, "cache", "has length", cache.length(b), "the layout's share so far is", held);
     if (const KeyRange forgotten = cache.forgotten(b); forgotten.size() > 0) {
       fail_format(
           "ssmax::%s: cache no longer stores keys [%td, %td) of sequence %td, a cache over MPI must store "

@@ -132,13 +132,10 @@ void pack_share(const RankCall<T, A, V>& call, const Pieces& pieces, const Probl
 /// results.
 template <class T>
 View<ComputeType<T>, 4> sums_of(Arena& arena, const View<T, 4>& result) {
-  if constexpr (std::same_as<T, ComputeType<T>>) {
-    return addressable(result);
-  } else {
-    return addressable(
-        View<ComputeType<T>, 4>{arena.take<ComputeType<T>>(result.size()),
-                                {result.extent(0), result.extent(1), result.extent(2), result.extent(3)}});
-  }
+  if constexpr (std::same_as<T, ComputeType<T>>) return addressable(result);
+  return addressable(
+      View<ComputeType<T>, 4>{arena.take<ComputeType<T>>(result.size()),
+                              {result.extent(0), result.extent(1), result.extent(2), result.extent(3)}});
 }
 
 /// Returns the problem of a segment's queries against packed keys. `whole` is the problem of all rows of this

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 
 #include "driver.hpp"
 #include "row.hpp"
@@ -61,31 +60,15 @@ struct SoftmaxGradient {
     kernels.backward_rows(rows, c, sums);
   }
 
-  template <class T, class X>
-  SSMAX_INLINE static double row(const SoftmaxGradientKernels<T>& kernels, const X* y, const X* dy,
-                                 const X* z, index_t n, const GradientFactor<T>& factor, X* dz) {
-    T y_scratch[row_block], dy_scratch[row_block], z_scratch[row_block], dz_scratch[row_block];
-    double mean = 0;
-    for (index_t begin = 0; begin < n; begin += row_block) {
-      const index_t count = std::min(row_block, n - begin);
-      mean += static_cast<double>(kernels.dot.dot(widened<T>(y + begin, count, y_scratch),
-                                                  widened<T>(dy + begin, count, dy_scratch), count));
-    }
-    double dc = 0;
-    for (index_t begin = 0; begin < n; begin += row_block) {
-      const index_t count = std::min(row_block, n - begin);
-      T* to = staging<T>(dz + begin, dz_scratch);
-      const T* logits = factor.logits(z == nullptr ? nullptr : z + begin, count, z_scratch);
-      const GradientRows<T> block{.out = widened<T>(y + begin, count, y_scratch),
-                                  .dout = widened<T>(dy + begin, count, dy_scratch),
-                                  .logits = logits,
-                                  .dlogits = to,
-                                  .n = count};
-      dc += static_cast<double>(kernels.gradients.backward(block, static_cast<T>(mean), factor.factor()));
-      factor.finish(to, count);
-      narrow_to<T>(dz + begin, count, to);
-    }
-    return dc;
+  template <class T>
+  SSMAX_INLINE static T sum(const SoftmaxGradientKernels<T>& kernels, const T* y, const T* dy,
+                            index_t count) {
+    return kernels.dot.dot(y, dy, count);
+  }
+  template <class T>
+  SSMAX_INLINE static T block(const SoftmaxGradientKernels<T>& kernels, const GradientRows<T>& block, T mean,
+                              T c) {
+    return kernels.gradients.backward(block, mean, c);
   }
 };
 
@@ -97,38 +80,48 @@ struct LogSoftmaxGradient {
     kernels.log_backward_rows(rows, c, sums);
   }
 
-  template <class T, class X>
-  SSMAX_INLINE static double row(const SoftmaxGradientKernels<T>& kernels, const X* log_p, const X* dy,
-                                 const X* z, index_t n, const GradientFactor<T>& factor, X* dz) {
+  template <class T>
+  SSMAX_INLINE static T sum(const SoftmaxGradientKernels<T>& kernels, const T* log_p, const T* dy,
+                            index_t count) {
+    return kernels.gradients.sum_unmasked(dy, log_p, count);
+  }
+  template <class T>
+  SSMAX_INLINE static T block(const SoftmaxGradientKernels<T>& kernels, const GradientRows<T>& block, T total,
+                              T c) {
     OverlappedWork<T> nothing{};
-    T log_scratch[row_block], p_scratch[row_block], dy_scratch[row_block], z_scratch[row_block],
-        dz_scratch[row_block];
-    double total = 0;
-    for (index_t begin = 0; begin < n; begin += row_block) {
-      const index_t count = std::min(row_block, n - begin);
-      total += static_cast<double>(kernels.gradients.sum_unmasked(
-          widened<T>(dy + begin, count, dy_scratch), widened<T>(log_p + begin, count, log_scratch), count));
-    }
-    double dc = 0;
-    for (index_t begin = 0; begin < n; begin += row_block) {
-      const index_t count = std::min(row_block, n - begin);
-      const T* log = widened<T>(log_p + begin, count, log_scratch);
-      kernels.rows.exp_store(log, count, split_scale<T>(1.0), T{0}, p_scratch, nothing);
-      T* to = staging<T>(dz + begin, dz_scratch);
-      const T* logits = factor.logits(z == nullptr ? nullptr : z + begin, count, z_scratch);
-      const GradientRows<T> block{.out = log,
-                                  .dout = widened<T>(dy + begin, count, dy_scratch),
-                                  .logits = logits,
-                                  .dlogits = to,
-                                  .n = count};
-      dc += static_cast<double>(
-          kernels.gradients.log_backward(block, p_scratch, static_cast<T>(total), factor.factor()));
-      factor.finish(to, count);
-      narrow_to<T>(dz + begin, count, to);
-    }
-    return dc;
+    T p[row_block];
+    kernels.rows.exp_store(block.out, block.n, split_scale<T>(1.0), T{0}, p, nothing);
+    return kernels.gradients.log_backward(block, p, total, c);
   }
 };
+
+/// Computes the gradient of one row in two passes over its blocks: the sum of the row, then dz and the result.
+template <class Gradient, class T, class X>
+SSMAX_INLINE double gradient_of_row(const SoftmaxGradientKernels<T>& kernels, const X* y, const X* dy,
+                                    const X* z, index_t n, const GradientFactor<T>& factor, X* dz) {
+  T y_scratch[row_block], dy_scratch[row_block], z_scratch[row_block], dz_scratch[row_block];
+  double sum = 0;
+  for (index_t begin = 0; begin < n; begin += row_block) {
+    const index_t count = std::min(row_block, n - begin);
+    sum += static_cast<double>(Gradient::sum(kernels, widened<T>(y + begin, count, y_scratch),
+                                             widened<T>(dy + begin, count, dy_scratch), count));
+  }
+  double dc = 0;
+  for (index_t begin = 0; begin < n; begin += row_block) {
+    const index_t count = std::min(row_block, n - begin);
+    T* to = staging<T>(dz + begin, dz_scratch);
+    const T* logits = factor.logits(z == nullptr ? nullptr : z + begin, count, z_scratch);
+    const GradientRows<T> block{.out = widened<T>(y + begin, count, y_scratch),
+                                .dout = widened<T>(dy + begin, count, dy_scratch),
+                                .logits = logits,
+                                .dlogits = to,
+                                .n = count};
+    dc += static_cast<double>(Gradient::block(kernels, block, static_cast<T>(sum), factor.factor()));
+    factor.finish(to, count);
+    narrow_to<T>(dz + begin, count, to);
+  }
+  return dc;
+}
 
 /// Computes the gradients of a group's rows, which share c (driver.hpp). `kernels` and `rows` are copies that
 /// the called functions cannot change, so that the loop keeps them in registers. Rows of 16 then take 0.9 of
@@ -141,8 +134,8 @@ double gradient_of_rows(const SoftmaxGradientKernels<T> kernels, const GradientR
   for (index_t r = 0; r < rows.rows; ++r) {
     const X* logits = has_logits ? rows.logits + r * rows.logits_stride : nullptr;
     const double dc_of_row =
-        Gradient::row(kernels, rows.out + r * rows.out_stride, rows.dout + r * rows.dout_stride, logits,
-                      rows.n, factor, rows.dlogits + r * rows.dlogits_stride);
+        gradient_of_row<Gradient>(kernels, rows.out + r * rows.out_stride, rows.dout + r * rows.dout_stride,
+                                  logits, rows.n, factor, rows.dlogits + r * rows.dlogits_stride);
     if (!has_logits) continue;
     if (dc != nullptr) dc[r] = factor.sign() * dc_of_row;
     sum += dc_of_row;

@@ -21,12 +21,9 @@ SSMAX_BEGIN_DETAIL
 /// Returns the step from a point to the root of F on the point's support, or NaN if F has no root there.
 template <int power>
 double step_to_root(const SupportSums& at) {
-  if constexpr (power == 1) {
-    return (at.sum - 1) / at.count;
-  } else {
-    const double excess = at.squares - 1;
-    return excess / (at.sum + std::sqrt(at.sum * at.sum - at.count * excess));
-  }
+  if constexpr (power == 1) return (at.sum - 1) / at.count;
+  const double excess = at.squares - 1;
+  return excess / (at.sum + std::sqrt(at.sum * at.sum - at.count * excess));
 }
 
 template <int power>

@@ -60,9 +60,8 @@ Problem<ComputeType<T>> make_problem(const Arguments& a, const KeyShareOf<T>& ke
   const Problem<ComputeType<T>> problem = make_problem(a.q, AnyKeys<ComputeType<T>>(keys), options);
   if constexpr (requires { a.first_query; }) {
     return queries_among(problem, a.first_query, a.queries == 0 ? a.first_query + a.q.extent(2) : a.queries);
-  } else {
-    return problem;
   }
+  return problem;
 }
 
 /// Returns the problem of a forward pass over keys in views: adds the products with stored keys.

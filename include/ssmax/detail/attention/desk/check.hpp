@@ -289,8 +289,7 @@ void check_stored_keys(const char* function, const Problem<Compute>& problem, co
     const KeyRange stored = sequence.stored;
     if (shape.keys > max_counted)
       fail_value(function, "k", "has length", shape.keys, "must be at most", max_counted);
-    if (stored.end != shape.keys)
-      fail_value(function, "k", "stores keys up to", stored.end, "the length is", shape.keys);
+    check_equal(function, "k", "stores keys up to", stored.end, "the length is", shape.keys);
     if (stored.begin < 0 || stored.begin > stored.end)
       fail_value(function, "k", "stores keys from", stored.begin, "must be within 0 and", stored.end);
     check_masked(function, mask, b, shape, {0, stored.begin});

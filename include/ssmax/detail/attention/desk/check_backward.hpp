@@ -1,8 +1,6 @@
 // Checks the arguments of attention_backward, before anything is written.
 #pragma once
 
-#include <span>
-
 #include "check.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -38,24 +36,9 @@ void check_arguments(const char* function, const BackwardArguments<T>& a, const 
   if (has_dlse) check_rows("dlse", g.dlse);
   const View<const Compute, 1> sinks(options.sinks), dsinks(g.dsinks);
   if (!sinks.empty()) check_sink_count(function, "sinks", sinks.extent(0), a.q.extent(1));
-  if (!dsinks.empty()) {
-    check_sink_count(function, "dsinks", dsinks.extent(0), a.q.extent(1));
-    if (sinks.empty()) fail_value(function, "dsinks", "has extent", dsinks.extent(0), "sinks are", 0);
-    const View<Compute, 1> output(g.dsinks);
-    check_no_overlap(function, "dsinks", output, "sinks", sinks);
-    check_no_overlap(function, "dsinks", output, "q", a.q);
-    check_no_overlap(function, "dsinks", output, "k", a.k);
-    check_no_overlap(function, "dsinks", output, "v", a.v);
-    check_no_overlap(function, "dsinks", output, "out", a.out);
-    check_no_overlap(function, "dsinks", output, "lse", a.lse);
-    check_no_overlap(function, "dsinks", output, "dout", g.dout);
-    if (has_dlse) check_no_overlap(function, "dsinks", output, "dlse", g.dlse);
-  }
-  const auto check_gradient = [&](const char* name, const auto& gradient, const char* of, const auto& input) {
-    check_output(function, name, gradient);
-    check_same_extents(function, name, gradient, of, input);
+  const auto check_no_overlap_with_inputs = [&](const char* name, const auto& output) {
     const auto no_overlap = [&](const char* other_name, const auto& other) {
-      check_no_overlap(function, name, gradient, other_name, other);
+      check_no_overlap(function, name, output, other_name, other);
     };
     no_overlap("q", a.q);
     no_overlap("k", a.k);
@@ -64,8 +47,20 @@ void check_arguments(const char* function, const BackwardArguments<T>& a, const 
     no_overlap("lse", a.lse);
     no_overlap("dout", g.dout);
     if (has_dlse) no_overlap("dlse", g.dlse);
-    no_overlap("sinks", sinks);
-    no_overlap("dsinks", dsinks);
+  };
+  if (!dsinks.empty()) {
+    check_sink_count(function, "dsinks", dsinks.extent(0), a.q.extent(1));
+    if (sinks.empty()) fail_value(function, "dsinks", "has extent", dsinks.extent(0), "sinks are", 0);
+    const View<Compute, 1> output(g.dsinks);
+    check_no_overlap(function, "dsinks", output, "sinks", sinks);
+    check_no_overlap_with_inputs("dsinks", output);
+  }
+  const auto check_gradient = [&](const char* name, const auto& gradient, const char* of, const auto& input) {
+    check_output(function, name, gradient);
+    check_same_extents(function, name, gradient, of, input);
+    check_no_overlap_with_inputs(name, gradient);
+    check_no_overlap(function, name, gradient, "sinks", sinks);
+    check_no_overlap(function, name, gradient, "dsinks", dsinks);
   };
   check_gradient("dq", g.dq, "q", a.q);
   check_gradient("dk", g.dk, "k", a.k);

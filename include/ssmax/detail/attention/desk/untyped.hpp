@@ -35,75 +35,30 @@ struct UntypedOptions {
 
 }  // namespace detail
 
-#define SSMAX_UNTYPED(function) \
-  "ssmax::" function ": write the element type, as in " function "<float>({.q = q, ...})"
+/// Declares an overload with these parameters.
+#define SSMAX_UNTYPED(function, ...)                                                          \
+  template <int type = 0>                                                                     \
+  void function(__VA_ARGS__) {                                                                \
+    static_assert(type != 0, "ssmax::" #function ": write the element type, as in " #function \
+                             "<float>({.q = q, ...})");                                       \
+  }
+/// Declares the overloads of a function whose parameters before the scaling are given: with options in braces after
+/// the mask, with options in braces after the score function, and with any other parameters.
+#define SSMAX_UNTYPED_CALLS(function, ...)                                                                   \
+  SSMAX_UNTYPED(function, __VA_ARGS__, const auto&...)                                                       \
+  SSMAX_UNTYPED(function, __VA_ARGS__, const auto&, const auto&, const detail::UntypedOptions&,              \
+                const auto&...)                                                                              \
+  SSMAX_UNTYPED(function, __VA_ARGS__, const auto&, const auto&, const auto&, const detail::UntypedOptions&, \
+                const auto&...)
 
-template <int type = 0, class... More>
-void attention(const detail::UntypedArguments&, const More&...) {
-  static_assert(type != 0, SSMAX_UNTYPED("attention"));
-}
-template <int type = 0, class S, class M, class... Rest>
-void attention(const detail::UntypedArguments&, const S&, const M&, const detail::UntypedOptions&,
-               const Rest&...) {
-  static_assert(type != 0, SSMAX_UNTYPED("attention"));
-}
-template <int type = 0, class S, class M, class C, class... Rest>
-void attention(const detail::UntypedArguments&, const S&, const M&, const C&, const detail::UntypedOptions&,
-               const Rest&...) {
-  static_assert(type != 0, SSMAX_UNTYPED("attention"));
-}
+SSMAX_UNTYPED_CALLS(attention, const detail::UntypedArguments&)
+SSMAX_UNTYPED(attention, const detail::UntypedArguments&, const auto&, const auto&, const auto&, const auto&,
+              const detail::UntypedOptions&, const auto&...)  // over a source of keys
+SSMAX_UNTYPED_CALLS(attention_partial, const detail::UntypedArguments&)
+SSMAX_UNTYPED_CALLS(attention_backward, const detail::UntypedArguments&, const detail::UntypedGradients&)
+SSMAX_UNTYPED_CALLS(decode, const detail::UntypedArguments&, const auto&)
 
-template <int type = 0, class Source, class S, class M, class C, class... Rest>
-void attention(const detail::UntypedArguments&, const Source&, const S&, const M&, const C&,
-               const detail::UntypedOptions&, const Rest&...) {
-  static_assert(type != 0, SSMAX_UNTYPED("attention"));
-}
-
-template <int type = 0, class... More>
-void attention_partial(const detail::UntypedArguments&, const More&...) {
-  static_assert(type != 0, SSMAX_UNTYPED("attention_partial"));
-}
-template <int type = 0, class S, class M, class... Rest>
-void attention_partial(const detail::UntypedArguments&, const S&, const M&, const detail::UntypedOptions&,
-                       const Rest&...) {
-  static_assert(type != 0, SSMAX_UNTYPED("attention_partial"));
-}
-template <int type = 0, class S, class M, class C, class... Rest>
-void attention_partial(const detail::UntypedArguments&, const S&, const M&, const C&,
-                       const detail::UntypedOptions&, const Rest&...) {
-  static_assert(type != 0, SSMAX_UNTYPED("attention_partial"));
-}
-
-template <int type = 0, class... More>
-void attention_backward(const detail::UntypedArguments&, const detail::UntypedGradients&, const More&...) {
-  static_assert(type != 0, SSMAX_UNTYPED("attention_backward"));
-}
-template <int type = 0, class S, class M, class... Rest>
-void attention_backward(const detail::UntypedArguments&, const detail::UntypedGradients&, const S&, const M&,
-                        const detail::UntypedOptions&, const Rest&...) {
-  static_assert(type != 0, SSMAX_UNTYPED("attention_backward"));
-}
-template <int type = 0, class S, class M, class C, class... Rest>
-void attention_backward(const detail::UntypedArguments&, const detail::UntypedGradients&, const S&, const M&,
-                        const C&, const detail::UntypedOptions&, const Rest&...) {
-  static_assert(type != 0, SSMAX_UNTYPED("attention_backward"));
-}
-
-template <int type = 0, class Cache, class... More>
-void decode(const detail::UntypedArguments&, const Cache&, const More&...) {
-  static_assert(type != 0, SSMAX_UNTYPED("decode"));
-}
-template <int type = 0, class Cache, class S, class M, class... Rest>
-void decode(const detail::UntypedArguments&, const Cache&, const S&, const M&, const detail::UntypedOptions&,
-            const Rest&...) {
-  static_assert(type != 0, SSMAX_UNTYPED("decode"));
-}
-template <int type = 0, class Cache, class S, class M, class C, class... Rest>
-void decode(const detail::UntypedArguments&, const Cache&, const S&, const M&, const C&,
-            const detail::UntypedOptions&, const Rest&...) {
-  static_assert(type != 0, SSMAX_UNTYPED("decode"));
-}
-
+#undef SSMAX_UNTYPED_CALLS
 #undef SSMAX_UNTYPED
 
 SSMAX_END

@@ -13,50 +13,42 @@
 
 SSMAX_BEGIN_DETAIL
 
+/// The types of the parts of a Composed score function.
+template <class C>
+using FirstOf = std::remove_cvref_t<decltype(std::declval<const C&>().first())>;
+template <class C>
+using SecondOf = std::remove_cvref_t<decltype(std::declval<const C&>().second())>;
+
 /// Returns the number of parameters of a score function per query.
 template <class C>
 constexpr index_t parameters_of() {
-  if constexpr (shared::is_composed<C>) {
-    using First = std::remove_cvref_t<decltype(std::declval<const C&>().first())>;
-    using Second = std::remove_cvref_t<decltype(std::declval<const C&>().second())>;
-    return parameters_of<First>() + parameters_of<Second>();
-  } else {
-    return HasParameterGradient<C> ? 1 : 0;
-  }
+  if constexpr (shared::is_composed<C>) return parameters_of<FirstOf<C>>() + parameters_of<SecondOf<C>>();
+  return HasParameterGradient<C> ? 1 : 0;
 }
 
 template <class C>
 constexpr bool has_logit_gradients() {
-  if constexpr (shared::is_composed<C>) {
-    using First = std::remove_cvref_t<decltype(std::declval<const C&>().first())>;
-    using Second = std::remove_cvref_t<decltype(std::declval<const C&>().second())>;
-    return has_logit_gradients<First>() || has_logit_gradients<Second>();
-  } else {
-    return HasLogitGradients<C>;
-  }
+  if constexpr (shared::is_composed<C>)
+    return has_logit_gradients<FirstOf<C>>() || has_logit_gradients<SecondOf<C>>();
+  return HasLogitGradients<C>;
 }
 
 /// Returns whether the row of its last part is the only gradient of a score function.
 template <class C>
 constexpr bool has_row_gradient() {
   if constexpr (shared::is_composed<C>) {
-    using First = std::remove_cvref_t<decltype(std::declval<const C&>().first())>;
-    using Second = std::remove_cvref_t<decltype(std::declval<const C&>().second())>;
-    return parameters_of<First>() == 0 && !has_logit_gradients<First>() && has_row_gradient<Second>();
-  } else {
-    return HasRowGradient<C>;
+    return parameters_of<FirstOf<C>>() == 0 && !has_logit_gradients<FirstOf<C>>() &&
+           has_row_gradient<SecondOf<C>>();
   }
+  return HasRowGradient<C>;
 }
 
 template <class C>
 Sharing sharing_of(const C& score, const QueryShape& shape) {
-  if constexpr (shared::is_composed<C>) {
+  if constexpr (shared::is_composed<C>)
     return std::max(sharing_of(score.first(), shape), sharing_of(score.second(), shape));
-  } else if constexpr (has_sharing<C>) {
-    return score.sharing(shape);
-  } else {
-    return HasLogitGradients<C> ? Sharing::any : Sharing::one_head;
-  }
+  if constexpr (has_sharing<C>) return score.sharing(shape);
+  return HasLogitGradients<C> ? Sharing::any : Sharing::one_head;
 }
 
 template <class Compute, class S, class M, class C>
@@ -115,11 +107,8 @@ class UserGradientVariant final : public UserVariant<Compute, S, M, C, GradientV
 
  private:
   bool is_vectorized([[maybe_unused]] const Logits<Compute>& logits) const {
-    if constexpr (has_row_gradient<C>()) {
-      return gradient_row(score, logits.rows[0].query) != nullptr;
-    } else {
-      return !score_has_gradients;
-    }
+    if constexpr (has_row_gradient<C>()) return gradient_row(score, logits.rows[0].query) != nullptr;
+    return !score_has_gradients;
   }
 
   /// Returns the row to which the gradients dz' of the query's keys are added, or null.
@@ -216,10 +205,9 @@ class UserGradientVariant final : public UserVariant<Compute, S, M, C, GradientV
   static Compute differentiate_key(const Part& part, Compute z, Compute dz, const Key& key,
                                    double* parameters, Compute& value) {
     if constexpr (shared::is_composed<Part>) {
-      using First = std::remove_cvref_t<decltype(part.first())>;
       Compute between{};
       const Compute inner = differentiate_key(part.second(), static_cast<Compute>(part.first()(z, key)), dz,
-                                              key, parameters + parameters_of<First>(), value);
+                                              key, parameters + parameters_of<FirstOf<Part>>(), value);
       return differentiate_key(part.first(), z, inner, key, parameters, between);
     } else {
       value = static_cast<Compute>(part(z, key));
@@ -234,9 +222,8 @@ class UserGradientVariant final : public UserVariant<Compute, S, M, C, GradientV
   template <class Part>
   static void accumulate(const Part& part, const Query& query, const double* parameters) {
     if constexpr (shared::is_composed<Part>) {
-      using First = std::remove_cvref_t<decltype(part.first())>;
       accumulate(part.first(), query, parameters);
-      accumulate(part.second(), query, parameters + parameters_of<First>());
+      accumulate(part.second(), query, parameters + parameters_of<FirstOf<Part>>());
     } else if constexpr (HasParameterGradient<Part>) {
       part.accumulate(query, *parameters);
     }

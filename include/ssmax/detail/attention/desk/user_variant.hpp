@@ -1,7 +1,6 @@
 // Implements Variant with the user's mask, scaling and score function.
 #pragma once
 
-#include <cmath>
 #include <limits>
 #include <numbers>
 
@@ -82,30 +81,27 @@ class UserVariant : public Interface {
                row.query.batch == first->query.batch && same_runs(mask, first->query, row.query);
       };
       return std::all_of(rows, rows + count, is_same);
-    } else {
-      return false;
     }
+    return false;
   }
 
   index_t next_visible(const QueryRow* rows, index_t count, index_t from) const override {
+    index_t next = std::numeric_limits<index_t>::max();
     if constexpr (detail::has_run<M>) {
-      index_t next = std::numeric_limits<index_t>::max();
       for (index_t i = 0; i < count; ++i) {
         const KeyRange keys = rows[i].keys;
         if (std::max(from, keys.begin) >= keys.end) continue;
         const KeyRange run = next_run(mask, rows[i].query, std::max(from, keys.begin));
         if (run.begin < std::min(run.end, keys.end)) next = std::min(next, run.begin);
       }
-      return next;
-    } else {
-      return std::numeric_limits<index_t>::max();
     }
+    return next;
   }
 
   std::uint32_t visible_blocks(const QueryRow* rows, index_t count, KeyRange keys,
                                index_t block_keys) const override {
+    std::uint32_t blocks = 0;
     if constexpr (detail::has_run<M>) {
-      std::uint32_t blocks = 0;
       for (index_t i = 0; i < count; ++i) {
         for_each_run(rows[i], keys, [&](KeyRange run) {
           const index_t first = (run.begin - keys.begin) / block_keys,
@@ -113,15 +109,13 @@ class UserVariant : public Interface {
           blocks |= (std::uint32_t{2} << last) - (std::uint32_t{1} << first);
         });
       }
-      return blocks;
-    } else {
-      return 0;
     }
+    return blocks;
   }
 
   Hull hull(const QueryRow* rows, index_t count, KeyRange keys) const override {
+    Hull result;
     if constexpr (detail::has_run<M>) {
-      Hull result;
       for (index_t i = 0; i < count; ++i) {
         Hull row;
         const KeyRange range = rows[i].keys;
@@ -135,10 +129,8 @@ class UserVariant : public Interface {
         if (row.any.size() <= 0) row.all = {};
         result.add(row);
       }
-      return result;
-    } else {
-      return Hull();
     }
+    return result;
   }
 
   void mask_runs(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const override {

@@ -2,7 +2,6 @@
 // place, and the number is added separately to each query that attends to the key.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 
 #include "../terms/variant.hpp"

@@ -1,8 +1,6 @@
 // Loads rows of queries, keys and values: converts each row to the compute type and rotates queries and keys.
 #pragma once
 
-#include <algorithm>
-
 #include "../terms/variant.hpp"
 
 SSMAX_BEGIN_DETAIL

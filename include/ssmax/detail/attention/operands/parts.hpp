@@ -34,11 +34,8 @@ SSMAX_INLINE constexpr index_t part_width(index_t d) { return (d + 1) / 2 * 2; }
 /// to a multiple of `unit`.
 template <class Operand, class Compute>
 index_t product_depth(const Problem<Compute>& problem, index_t unit) {
-  if constexpr (std::same_as<Operand, Compute>) {
-    return problem.width();
-  } else {
-    return (part_width(problem.width()) * logit_parts(problem) + unit - 1) / unit * unit;
-  }
+  if constexpr (std::same_as<Operand, Compute>) return problem.width();
+  return (part_width(problem.width()) * logit_parts(problem) + unit - 1) / unit * unit;
 }
 
 /// Splits in[n] = high + low, each rounded to nearest. Requires scratch[n].
