@@ -4,7 +4,7 @@
 #include <array>
 #include <limits>
 #include <span>
-#include <ssmax/detail/threads/any_executor.hpp>
+#include <ssmax/detail/attention/terms/any_executor.hpp>
 #include <ssmax/softmax.hpp>
 #include <stdexcept>
 #include <string>

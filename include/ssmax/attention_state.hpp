@@ -15,10 +15,10 @@
 #include <span>
 #include <type_traits>
 
-#include "detail/attention/terms/state.hpp"
 #include "detail/checks/sinks.hpp"
 #include "detail/checks/views.hpp"
 #include "detail/kernels/rows.hpp"
+#include "detail/rows/state.hpp"
 #include "view.hpp"
 
 /// @addtogroup attention_state

@@ -32,7 +32,7 @@
 #pragma once
 
 #include "config.hpp"
-#include "detail/checks/score.hpp"
+#include "detail/members/score.hpp"
 #include "query.hpp"
 
 /// @addtogroup key

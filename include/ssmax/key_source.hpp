@@ -33,7 +33,7 @@
 /// its members.
 #pragma once
 
-#include "detail/checks/key_source.hpp"
+#include "detail/members/key_source.hpp"
 #include "query.hpp"
 #include "storage.hpp"
 #include "view.hpp"

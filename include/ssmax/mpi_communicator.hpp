@@ -5,7 +5,7 @@
 
 #include <mpi.h>
 
-#include "detail/mpi/call.hpp"
+#include "detail/checks/mpi.hpp"
 #include "workspace.hpp"
 
 SSMAX_BEGIN_CODE

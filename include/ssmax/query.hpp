@@ -37,7 +37,7 @@
 #include <algorithm>
 
 #include "config.hpp"
-#include "detail/checks/mask.hpp"
+#include "detail/members/mask.hpp"
 
 /// @addtogroup query
 /// @{

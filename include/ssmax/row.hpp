@@ -41,7 +41,7 @@
 #include <utility>
 
 #include "config.hpp"
-#include "detail/checks/optional_member.hpp"
+#include "detail/members/optional_member.hpp"
 #include "fast_path.hpp"
 #include "query.hpp"
 

@@ -8,10 +8,7 @@
 #include <atomic>
 #include <vector>
 
-#include "detail/dispatch/targets.hpp"
-#if !defined(SSMAX_COMPILED)
-#include "detail/dispatch/active_target.hpp"
-#endif
+#include "detail/dispatch/target_in_use.hpp"
 
 /// @addtogroup target
 /// @{
@@ -33,16 +30,15 @@ SSMAX_BEGIN_CODE
 
 /// Returns the target in use. Throws std::invalid_argument if SSMAX_TARGET has an unknown name or a target that is
 /// not available.
-[[nodiscard]] inline Target active_target() {
-  return compiled::active_target_cell().load(std::memory_order_relaxed);
-}
+[[nodiscard]] inline Target active_target() { return detail::target_in_use(); }
 
 /// Selects another target for every thread, from now on. The selection applies to all units that are built with the
 /// same flags (header-only) or to all units that link ssmax::compiled. For tests and measurements. No other thread may
 /// be in a call of the library: such a call could mix kernels of both targets. Throws std::invalid_argument if the
 /// target is not available.
 inline void set_active_target(Target target) {
-  if (!compiled::is_available(target)) detail::fail_target("set_active_target", target_name(target));
+  if (!compiled::is_available(target))
+    detail::fail_target("set_active_target", target_name(target), compiled::is_available);
   compiled::active_target_cell().store(target, std::memory_order_relaxed);
 }
 

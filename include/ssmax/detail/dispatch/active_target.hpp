@@ -32,7 +32,7 @@ SSMAX_COLD SSMAX_ONCE Target initial_target() {
             : std::strcmp(wanted, detail::target_names[static_cast<int>(target)]) == 0)
       return target;
   }
-  detail::fail_target("SSMAX_TARGET", wanted);
+  detail::fail_target("SSMAX_TARGET", wanted, is_available);
 }
 
 SSMAX_ONCE std::atomic<Target>& active_target_cell() {

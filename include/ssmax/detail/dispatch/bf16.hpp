@@ -1,7 +1,7 @@
 // Lists the bf16 functions that each target offers. attention/work/route.hpp chooses by this list.
 #pragma once
 
-#include "../../target.hpp"
+#include "target_in_use.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -20,8 +20,8 @@
 #include "../../eight_bit.hpp"
 #include "../../half.hpp"
 #include "../../q8_0.hpp"
-#include "../../target.hpp"
 #include "instruction_sets.hpp"
+#include "target_in_use.hpp"
 
 #if defined(SSMAX_AVX512_EMULATION) && defined(SSMAX_COMPILES_AVX512)
 #include SSMAX_AVX512_EMULATION
@@ -85,7 +85,7 @@ const Table& kernel_table() {
 #if !defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_DISPATCH)
 template <class Table>
 const Table& kernels() {
-  switch (active_target()) {
+  switch (detail::target_in_use()) {
 #define SSMAX_CASE(name, NAME)                                                                        \
   case Target::name:                                                                                  \
     if constexpr (SSMAX_HAVE_##NAME != 0) {                                                           \

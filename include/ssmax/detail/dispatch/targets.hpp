@@ -30,11 +30,12 @@ inline constexpr const char* target_names[] = {
 };
 
 /// Throws with the name of the target and the names of the available targets.
-[[noreturn]] SSMAX_COLD inline void fail_target(const char* function, const char* wanted) {
+[[noreturn]] SSMAX_COLD inline void fail_target(const char* function, const char* wanted,
+                                                bool (*is_offered)(Target)) {
   char names[96] = "";
   std::size_t length = 0;
   for (Target target : all_targets) {
-    if (!compiled::is_available(target)) continue;
+    if (!is_offered(target)) continue;
     length += static_cast<std::size_t>(std::snprintf(names + length, sizeof(names) - length, "%s%s",
                                                      length == 0 ? "" : ", ",
                                                      target_names[static_cast<int>(target)]));

@@ -57,7 +57,7 @@ class BackwardBlock {
         d_(d),
         dv_(dv),
         scale_(scale),
-        sums_dc_(sums_dc && !scores_.multipliers.has_score()) {}
+        sums_dc_(sums_dc && !scores_.multipliers.has_score) {}
 
   /// Adds the products of the loaded queries and the keys to dq [tiles][d_pitch][tile_lanes], dk and dv.
   void attend(const BlockKeys<Compute, Operand>& keys, index_t queries, Compute* dq) const {
@@ -150,7 +150,7 @@ class BackwardBlock {
     } else {
       irregular_gradients(memory_, lane, count, logits.s, u);
     }
-    if (scores_.multipliers.has_score()) variant_.differentiate(logits, {u, sums, stride}, memory_);
+    if (scores_.multipliers.has_score) variant_.differentiate(logits, {u, sums, stride}, memory_);
     if constexpr (Op::is_bf16) {
       const auto to = rounded_gradients(lane, part);
       gradient_kernels_.round(logits.s, u, logits.z, count, to);

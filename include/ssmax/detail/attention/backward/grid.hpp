@@ -17,7 +17,7 @@
 
 #include <atomic>
 
-#include "../../threads/any_executor.hpp"
+#include "../terms/any_executor.hpp"
 #include "task.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -54,7 +54,7 @@ BackwardScratch<Compute, Operand> take_scratch(Arena& arena, const Problem<Compu
   const index_t unit = kernels<PrefillKernels<Compute, Operand>>().depth, dv = forward.value_width();
   return BackwardScratch<Compute, Operand>(arena, forward.width(), dv, product_depth<Operand>(forward, unit),
                                            (dv + unit - 1) / unit * unit, 1 + variant.parameters(),
-                                           Multipliers(forward.scale, variant).has_score());
+                                           Multipliers(forward.scale, variant).has_score);
 }
 
 /// The backward pass of `entries` sequences of the same size, from `sequence` on: its split into tasks, and the memory

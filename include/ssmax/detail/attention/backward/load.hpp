@@ -10,10 +10,10 @@
 #include <numbers>
 
 #include "../../kernels/prefill_backward.hpp"
+#include "../../rows/state.hpp"
 #include "../operands/finite.hpp"
 #include "../terms/backward_problem.hpp"
 #include "../terms/gradient_variant.hpp"
-#include "../terms/state.hpp"
 #include "../tile/queries.hpp"
 #include "scratch.hpp"
 
@@ -36,7 +36,7 @@ class BackwardLoader {
   /// query without a visible key is loaded as 0.
   void load_queries(QueryCursor cursor, index_t count, const QueryFacts<Compute>* facts) const {
     const UnusedLanes unused =
-        Op::is_bf16 || multipliers_.has_score() ? UnusedLanes::empty : UnusedLanes::left_out;
+        Op::is_bf16 || multipliers_.has_score ? UnusedLanes::empty : UnusedLanes::left_out;
     const index_t lanes = list_queries(memory_, count, unused, [&](index_t i) {
       const QueryRow row{.query = *cursor,
                          .keys = facts[i].keys,

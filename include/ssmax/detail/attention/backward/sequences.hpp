@@ -4,7 +4,7 @@
 #include <atomic>
 
 #include "../../../workspace.hpp"
-#include "../../threads/any_executor.hpp"
+#include "../terms/any_executor.hpp"
 #include "../work/explain.hpp"
 #include "../work/queue.hpp"
 #include "grid.hpp"

@@ -13,7 +13,7 @@
 
 #include "../../kernels/dot.hpp"
 #include "../../kernels/rows.hpp"
-#include "../terms/state.hpp"
+#include "../../rows/state.hpp"
 #include "block.hpp"
 #include "load.hpp"
 #include "query_sums.hpp"
@@ -180,7 +180,7 @@ class BackwardTask {
   using Op = Operands<Compute, Operand>;
 
   /// Returns whether dc is summed while the logits are computed, together with the parameters of a score function.
-  bool sums_dc_in_tiles() const { return Op::is_bf16 || multipliers_.has_score(); }
+  bool sums_dc_in_tiles() const { return Op::is_bf16 || multipliers_.has_score; }
 
   index_t queries_of(index_t block) const {
     return std::min(query_block, sequence_.rows - block * query_block);

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "../../../scaling.hpp"
-#include "../../threads/any_executor.hpp"
+#include "../terms/any_executor.hpp"
 #include "../work/driver.hpp"
 #include "check.hpp"
 

@@ -9,11 +9,11 @@
 #include "../../../online_softmax.hpp"
 #include "../../kernels/decode.hpp"
 #include "../../memory/arena.hpp"
+#include "../../rows/state.hpp"
 #include "../operands/finite.hpp"
 #include "../operands/gather.hpp"
 #include "../operands/prefetch.hpp"
 #include "../terms/problem.hpp"
-#include "../terms/state.hpp"
 #include "../terms/variant.hpp"
 #include "../tile/scores.hpp"
 #include "../tile/visibility.hpp"
@@ -96,7 +96,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       Compute* q = memory_.q + r * memory_.pitch;
       const Compute* loaded = load_query(problem_, variant_, row, q);
       if (loaded != q) std::copy_n(loaded, d, q);
-      if (multipliers_.has_score()) {
+      if (multipliers_.has_score) {
         for (index_t c = 0; c < d; ++c) q[c] *= static_cast<Compute>(problem_.scale);
       }
       softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(row));
@@ -203,7 +203,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       same_seen.masks = same_seen.masks || seen.masks;
       if (keys.size() == 0) continue;
       Compute* s = memory_.s + r * key_chunk + (keys.begin - chunk.begin);
-      if (multipliers_.has_score() || seen.masks) variant_.apply(s, keys, memory_.rows[r]);
+      if (multipliers_.has_score || seen.masks) variant_.apply(s, keys, memory_.rows[r]);
       softmax_[r].update(s, keys.size(), s);
     }
   }

@@ -90,7 +90,7 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
  public:
   using Memory = DecodeBf16Scratch<Compute, Operand>;
 
-  static index_t max_queries() { return bf16_capabilities(active_target()).decode_rows_max; }
+  static index_t max_queries() { return bf16_capabilities(target_in_use()).decode_rows_max; }
   static index_t min_queries() { return max_queries(); }
   static bool has_few_queries(index_t) { return true; }
 

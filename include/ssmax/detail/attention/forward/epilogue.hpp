@@ -7,8 +7,8 @@
 #include "../../checks/views.hpp"
 #include "../../kernels/rows.hpp"
 #include "../../memory/conversion.hpp"
+#include "../../rows/state.hpp"
 #include "../terms/problem.hpp"
-#include "../terms/state.hpp"
 
 SSMAX_BEGIN_DETAIL
 

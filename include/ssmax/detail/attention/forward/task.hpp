@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <span>
 
+#include "../../rows/state.hpp"
 #include "../terms/problem.hpp"
-#include "../terms/state.hpp"
 #include "../terms/variant.hpp"
 #include "epilogue.hpp"
 

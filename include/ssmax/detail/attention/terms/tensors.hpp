@@ -7,8 +7,8 @@
 #include "../../../elements.hpp"
 #include "../../../sequence_lengths.hpp"
 #include "../../../view.hpp"
-#include "../../checks/key_source.hpp"
 #include "../../checks/views.hpp"
+#include "../../members/key_source.hpp"
 #include "../../memory/conversion.hpp"
 
 SSMAX_BEGIN_SHARED

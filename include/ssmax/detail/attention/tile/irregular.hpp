@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "../terms/state.hpp"
+#include "../../rows/state.hpp"
 #include "../terms/variant.hpp"
 
 SSMAX_BEGIN_DETAIL

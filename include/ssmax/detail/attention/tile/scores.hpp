@@ -15,27 +15,27 @@ SSMAX_BEGIN_DETAIL
 class Multipliers {
  public:
   template <class Compute>
-  Multipliers(double scale, const Variant<Compute>& variant) : scale_(scale), has_score_(variant.has_score) {}
+  Multipliers(double scale, const Variant<Compute>& variant) : has_score(variant.has_score), scale_(scale) {}
 
-  [[nodiscard]] bool has_score() const { return has_score_; }
+  const bool has_score;
+
   /// Returns the factor of the product of q and k. The product times this factor is a logit in units of log2 or,
   /// with a score function, the argument of that function. Exception: without a visible key there is no c, and the
   /// factor is scale.
   [[nodiscard]] double of_product(const QueryRow& row) const {
-    return scale_ * (has_score_ || row.keys.size() <= 0 ? 1 : row.multiplier * std::numbers::log2e);
+    return scale_ * (has_score || row.keys.size() <= 0 ? 1 : row.multiplier * std::numbers::log2e);
   }
   /// Returns the factor of the backward pass's products with q and with k.
-  [[nodiscard]] double of_gradient(double c) const { return has_score_ ? scale_ : scale_ * c; }
+  [[nodiscard]] double of_gradient(double c) const { return has_score ? scale_ : scale_ * c; }
 
   /// Returns the multiplier of the softmax in the decode path. Its argument is the product or the score function's
   /// result.
   [[nodiscard]] double of_softmax(const QueryRow& row) const {
-    return has_score_ ? row.multiplier : scale_ * row.multiplier;
+    return has_score ? row.multiplier : scale_ * row.multiplier;
   }
 
  private:
   double scale_;
-  bool has_score_;
 };
 
 /// Computes logits. V is Variant or, for the backward pass, GradientVariant. GradientVariant keeps z and slope for
@@ -56,7 +56,7 @@ class Scores {
 
   /// Returns whether the call has no score function and no mask that is applied key by key.
   [[nodiscard]] bool are_plain() const {
-    return !multipliers.has_score() && (!variant_.has_predicate || variant_.has_runs);
+    return !multipliers.has_score && (!variant_.has_predicate || variant_.has_runs);
   }
   /// Returns whether the logits of the given keys are products times the multiplier, without score function or mask.
   [[nodiscard]] bool are_plain(const Hull& hull, KeyRange keys) const {
@@ -81,7 +81,7 @@ class Scores {
     if (!are_plain()) {
       apply_multiplier(logits);
       if constexpr (is_backward) {
-        if (multipliers.has_score()) {
+        if (multipliers.has_score) {
           variant_.apply_and_keep(logits, memory_);
         } else {
           variant_.apply(logits, memory_);

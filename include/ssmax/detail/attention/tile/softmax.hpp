@@ -2,7 +2,7 @@
 // queries.
 #pragma once
 
-#include "../terms/state.hpp"
+#include "../../rows/state.hpp"
 #include "irregular.hpp"
 #include "scores.hpp"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../../workspace.hpp"
-#include "../../threads/any_executor.hpp"
+#include "../terms/any_executor.hpp"
 #include "../terms/problem.hpp"
 #include "../terms/variant.hpp"
 

@@ -45,7 +45,7 @@ class Explainer {
         path == Path::prefill_bf16 || path == Path::decode_bf16 || path == Path::backward_bf16;
     e.function = caller_.function;
     e.path = path;
-    e.target = active_target();
+    e.target = target_in_use();
     e.operands = is_bf16 ? "bfloat16" : is_double_ ? "double" : "float";
     e.rows = rows_;
     e.reason = path == Path::none ? "" : route_.reason;

@@ -9,10 +9,10 @@
 
 #include "../../../workspace.hpp"
 #include "../../memory/slot.hpp"
-#include "../../threads/any_executor.hpp"
 #include "../forward/decode.hpp"
 #include "../forward/decode_bf16.hpp"
 #include "../forward/prefill.hpp"
+#include "../terms/any_executor.hpp"
 #include "explain.hpp"
 #include "phase.hpp"
 #include "short_run.hpp"

@@ -103,7 +103,7 @@ Route route(const Problem<Compute>& problem, const Result<Compute>& result, inde
             index_t rows_together, const MostKeys& most_keys, bool explains) {
   const WhyNot not_short = why_not_short_keys(problem, result, rows, most_keys, explains);
   if (not_short == nullptr) return {Path::short_keys, ""};
-  const Bf16Capabilities target = bf16_capabilities(active_target());
+  const Bf16Capabilities target = bf16_capabilities(target_in_use());
   const bool is_prefill = is_bf16_prefill(problem, target, rows);
   const WhyNot not_bf16 =
       is_prefill ? why_not_bf16(problem, target) : why_not_bf16_decode(problem, target, rows);
@@ -141,7 +141,7 @@ Route route(const Problem<Compute>& problem, const Result<Compute>& result, cons
 /// Returns the path of a backward pass.
 template <class Compute>
 Route route_backward(const BackwardProblem<Compute>& problem) {
-  if (const WhyNot not_bf16 = why_not_bf16(problem.forward, bf16_capabilities(active_target())))
+  if (const WhyNot not_bf16 = why_not_bf16(problem.forward, bf16_capabilities(target_in_use())))
     return {Path::backward, not_bf16};
   if (problem.dout.kind() != ElementKind::bfloat16)
     return {Path::backward, "bfloat16: dout is stored in another type"};

@@ -7,7 +7,7 @@
 #include <limits>
 #include <numbers>
 
-#include "../../../config.hpp"
+#include "../../config.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -1,7 +1,7 @@
 // Hides the type of an executor, so that drivers are compiled once and not per executor type.
 #pragma once
 
-#include "../../execution.hpp"
+#include "../../../execution.hpp"
 
 SSMAX_BEGIN_DETAIL
 

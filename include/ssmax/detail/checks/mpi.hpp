@@ -3,7 +3,7 @@
 
 #include <mpi.h>
 
-#include "../checks/error.hpp"
+#include "error.hpp"
 
 SSMAX_BEGIN_DETAIL
 
