@@ -42,7 +42,7 @@
 #include <wasm_simd128.h>
 #endif
 
-// A region that is compiled for features of x86-64. An emulation needs none.
+// Begin and end a region that is compiled for features of x86-64. Both are empty for an emulation.
 #define SSMAX_TARGET_PRAGMA(...) _Pragma(#__VA_ARGS__)
 #if defined(SSMAX_AVX512_EMULATION)
 #define SSMAX_BEGIN_TARGET(features)
