@@ -89,8 +89,8 @@ struct SlidingWindow {
   }
   /// Throws std::invalid_argument if left or right is negative.
   SSMAX_INLINE void check(const QueryShape&) const {
-    if (left < 0) detail::fail_value("SlidingWindow", "left", "is", left, "must be at least", 0);
-    if (right < 0) detail::fail_value("SlidingWindow", "right", "is", right, "must be at least", 0);
+    detail::check_at_least("SlidingWindow", "left", left, 0);
+    detail::check_at_least("SlidingWindow", "right", right, 0);
   }
 };
 

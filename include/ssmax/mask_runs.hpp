@@ -61,8 +61,8 @@ struct SinkWindow {
   }
   /// Throws std::invalid_argument if first or window is negative.
   SSMAX_INLINE void check(const QueryShape&) const {
-    if (first < 0) detail::fail_value("SinkWindow", "first", "is", first, "must be at least", 0);
-    if (window < 0) detail::fail_value("SinkWindow", "window", "is", window, "must be at least", 0);
+    detail::check_at_least("SinkWindow", "first", first, 0);
+    detail::check_at_least("SinkWindow", "window", window, 0);
   }
 
  private:
@@ -140,15 +140,14 @@ class BlockSparse {
   /// Throws std::invalid_argument unless block sizes are at least 1, bitmaps divide the heads, blocks cover all
   /// positions and keys, and the span has words() words.
   SSMAX_INLINE void check(const QueryShape& shape) const {
-    const auto at_least = [](const char* name, index_t value, index_t least) {
-      if (value < least) detail::fail_value("BlockSparse", name, "is", value, "must be at least", least);
-    };
-    at_least("query_block", blocks_.query_block, 1);
-    at_least("key_block", blocks_.key_block, 1);
-    at_least("bitmaps", blocks_.bitmaps, 1);
-    at_least("key_blocks", blocks_.key_blocks, blocks_of(shape.keys, blocks_.key_block));
+    detail::check_at_least("BlockSparse", "query_block", blocks_.query_block, 1);
+    detail::check_at_least("BlockSparse", "key_block", blocks_.key_block, 1);
+    detail::check_at_least("BlockSparse", "bitmaps", blocks_.bitmaps, 1);
+    detail::check_at_least("BlockSparse", "key_blocks", blocks_.key_blocks,
+                           blocks_of(shape.keys, blocks_.key_block));
     const bool has_rows = shape.queries > 0 && shape.keys > 0;
-    at_least("query_blocks", blocks_.query_blocks, has_rows ? blocks_of(shape.keys, blocks_.query_block) : 0);
+    detail::check_at_least("BlockSparse", "query_blocks", blocks_.query_blocks,
+                           has_rows ? blocks_of(shape.keys, blocks_.query_block) : 0);
     if (shape.heads % blocks_.bitmaps != 0) {
       detail::fail_value("BlockSparse", "bitmaps", "are", blocks_.bitmaps, "must divide the heads,",
                          shape.heads);

@@ -132,13 +132,10 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
     return;
   }
   detail::compare_and_exchange(call, variant, [&] {
-    if (layout.is_by_heads()) {
-      detail::forward_by_heads<T>(call, agreement.last_agreed() != 0);
-    } else {
-      const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
-      const index_t unit = detail::travel_unit(row * static_cast<index_t>(sizeof(T)));
-      detail::ring_forward<T>(call, detail::Pieces(comm, layout, unit, policies.seen));
-    }
+    if (layout.is_by_heads()) return detail::forward_by_heads<T>(call, agreement.last_agreed() != 0);
+    const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
+    const index_t unit = detail::travel_unit(row * static_cast<index_t>(sizeof(T)));
+    detail::ring_forward<T>(call, detail::Pieces(comm, layout, unit, policies.seen));
   });
 }
 

@@ -418,11 +418,8 @@ class PagedKvCache {
 
   /// Adds a page for the next key of a sequence, or copies a shared page.
   void prepare_page(Sequence& s) {
-    if (ends_within_page(s)) {
-      own(s.pages.back(), s.length % options_.page);
-    } else {
-      s.pages.push_back(take_page());
-    }
+    if (ends_within_page(s)) return own(s.pages.back(), s.length % options_.page);
+    s.pages.push_back(take_page());
   }
   /// Replaces a shared page by a copy of its first `count` keys.
   void own(index_t& page, index_t count) {

@@ -47,8 +47,7 @@ SSMAX_BEGIN_DETAIL
 /// Throws unless there is one element per head.
 template <class T>
 void check_per_head(const char* function, const char* name, std::span<T> values, index_t heads) {
-  const auto extent = static_cast<index_t>(values.size());
-  if (extent != heads) fail_value(function, name, "has extent", extent, "heads are", heads);
+  check_equal(function, name, "has extent", std::ssize(values), "heads are", heads);
 }
 
 /// Throws unless there is one element for each n from 1 to `largest_n`. More elements are allowed.

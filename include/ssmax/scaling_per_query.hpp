@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "config.hpp"
-#include "detail/checks/error.hpp"
 #include "detail/checks/views.hpp"
 #include "query.hpp"
 #include "row.hpp"

@@ -28,9 +28,6 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-template <class T, int Rank>
-class View;
-
 /// A view with `Rank` extents and strides over elements of type T (`const T` for inputs).
 template <class T, int Rank>
 class View {

@@ -7,17 +7,13 @@
 
 SSMAX_BEGIN_DETAIL
 
-inline void check_sink_count(const char* function, const char* name, index_t count, index_t heads) {
-  if (count != heads) fail_value(function, name, "has extent", count, "heads are", heads);
-}
-
 /// Throws unless `sinks` is empty, or has one number per head and does not overlap the outputs.
 template <class A, class T>
 void check_sinks(const char* function, std::span<const A> sinks, const View<T, 4>& out,
                  const View<A, 3>& lse) {
   if (sinks.empty()) return;
   const View<const A, 1> view(sinks);
-  check_sink_count(function, "sinks", view.extent(0), out.extent(1));
+  check_equal(function, "sinks", "has extent", view.extent(0), "heads are", out.extent(1));
   check_no_overlap(function, "out", out, "sinks", view);
   check_no_overlap(function, "lse", lse, "sinks", view);
 }

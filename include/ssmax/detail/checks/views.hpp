@@ -119,9 +119,8 @@ void check_fits_attention(const char* function, const char* name, const View<T, 
     if (view.extent(i) != extent) fail_extent(function, name, i, view.extent(i), "the attention", extent);
   }
   if (view.empty()) return;
-  if (view.data_handle() == nullptr) {
+  if (view.data_handle() == nullptr)
     fail_value(function, name, "is null but has size", view.size(), "must be", 0);
-  }
   check_reach(function, name, view);
 }
 

@@ -17,26 +17,14 @@ using namespace neon;
 #endif
 
 #if defined(SSMAX_COMPILES_AVX512_BF16)
-#if defined(SSMAX_AVX512_EMULATION)
-#elif defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16"))), \
-                             apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512bf16,tune=generic")
-#endif
+SSMAX_BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512bf16")
 namespace avx512_bf16 {
 using namespace avx512;
 #include "../simd/avx512_bf16.inl"
 //
 #include SSMAX_PAIR_KERNELS
 }  // namespace avx512_bf16
-#if defined(SSMAX_AVX512_EMULATION)
-#elif defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+SSMAX_END_TARGET
 #endif
 
 SSMAX_END

@@ -4,26 +4,14 @@
 SSMAX_BEGIN_DETAIL
 
 #if defined(SSMAX_COMPILES_AMX)
-#if defined(SSMAX_AVX512_EMULATION)
-#elif defined(__clang__)
-#pragma clang attribute push( \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16,amx-tile,amx-bf16"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512bf16,amx-tile,amx-bf16,tune=generic")
-#endif
+SSMAX_BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512bf16,amx-tile,amx-bf16")
 namespace amx {
 using namespace avx512_bf16;
 #include "../simd/amx.inl"
 //
 #include SSMAX_MATRIX_KERNELS
 }  // namespace amx
-#if defined(SSMAX_AVX512_EMULATION)
-#elif defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+SSMAX_END_TARGET
 #endif
 
 SSMAX_END

@@ -38,43 +38,23 @@ namespace simd128 {
 #endif
 
 #if defined(SSMAX_COMPILES_AVX2)
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,tune=generic")
-#endif
+SSMAX_BEGIN_TARGET("avx2,fma,f16c")
 namespace avx2 {
 #include "../simd/avx2.inl"
 //
 #include SSMAX_KERNELS
 }  // namespace avx2
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+SSMAX_END_TARGET
 #endif
 
 #if defined(SSMAX_COMPILES_AVX512)
-#if defined(SSMAX_AVX512_EMULATION)
-#elif defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,tune=generic")
-#endif
+SSMAX_BEGIN_TARGET("avx512f")
 namespace avx512 {
 #include "../simd/avx512.inl"
 //
 #include SSMAX_KERNELS
 }  // namespace avx512
-#if defined(SSMAX_AVX512_EMULATION)
-#elif defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+SSMAX_END_TARGET
 #endif
 
 SSMAX_END

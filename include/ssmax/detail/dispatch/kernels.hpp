@@ -42,6 +42,21 @@
 #include <wasm_simd128.h>
 #endif
 
+// Begin and end a region that is compiled for features of x86-64. Both are empty for an emulation.
+#define SSMAX_TARGET_PRAGMA(...) _Pragma(#__VA_ARGS__)
+#if defined(SSMAX_AVX512_EMULATION)
+#define SSMAX_BEGIN_TARGET(features)
+#define SSMAX_END_TARGET
+#elif defined(__clang__)
+#define SSMAX_BEGIN_TARGET(features) \
+  SSMAX_TARGET_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define SSMAX_END_TARGET _Pragma("clang attribute pop")
+#else
+#define SSMAX_BEGIN_TARGET(features) \
+  _Pragma("GCC push_options") SSMAX_TARGET_PRAGMA(GCC target(features, "tune=generic"))
+#define SSMAX_END_TARGET _Pragma("GCC pop_options")
+#endif
+
 SSMAX_BEGIN_DETAIL
 
 #define SSMAX_DECLARE(name, NAME) \

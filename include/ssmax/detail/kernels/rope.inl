@@ -45,11 +45,8 @@ SSMAX_INLINE void rotate_half_split_rows(StridedRows<const typename S::Value> fr
 template <class S>
 void rotate_half_split(StridedRows<const typename S::Value> in, StridedRows<typename S::Value> out,
                        index_t rows, const Angles<typename S::Value>& by) {
-  if (by.inverse) {
-    rotate_half_split_rows<S, true>(in, out, rows, by);
-  } else {
-    rotate_half_split_rows<S, false>(in, out, rows, by);
-  }
+  if (by.inverse) return rotate_half_split_rows<S, true>(in, out, rows, by);
+  rotate_half_split_rows<S, false>(in, out, rows, by);
 }
 
 /// Rotates neighbours. A swap brings the partner of each lane, and its sine carries the sign.

@@ -272,11 +272,8 @@ template <class S>
 void log_softmax_gradients(const GradientRows<typename S::Value>& rows, typename S::Value c,
                            typename S::Value* sums) {
   using Row = LogSoftmaxRowGradient<S>;
-  if (rows.logits == nullptr) {
-    gradients_of_rows<S, Row, 0, false>(rows, c, sums);
-  } else {
-    gradients_of_rows<S, Row, 0, true>(rows, c, sums);
-  }
+  if (rows.logits == nullptr) return gradients_of_rows<S, Row, 0, false>(rows, c, sums);
+  gradients_of_rows<S, Row, 0, true>(rows, c, sums);
 }
 
 template <class S>

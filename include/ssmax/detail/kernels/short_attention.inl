@@ -9,11 +9,7 @@ SSMAX_INLINE void weigh_values_tile(const typename S::Value* s, index_t queries,
                                     const typename S::Value* factor, typename S::Value* const* out) {
   using V = typename S::V;
   V sum[rows][vectors];
-  SSMAX_UNROLL
-  for (int r = 0; r < rows; ++r) {
-    SSMAX_UNROLL
-    for (int i = 0; i < vectors; ++i) sum[r][i] = S::set(0);
-  }
+  clear_sums<S>(sum);
   const typename S::Value* v = values.first + first;
   for (index_t key = 0; key < values.count; ++key, s += group_width<S>, v += values.stride) {
     V x[vectors];

@@ -52,9 +52,8 @@ Scale<T> split_scale(double c) {
     // 1.4426950408889634 is 2.04e-17 too small.
     constexpr double log2e_low = 2.0355273740931033e-17;
     return {high, fused(c, std::numbers::log2e, -product) + c * log2e_low};
-  } else {
-    return {high, static_cast<T>(product - static_cast<double>(high))};
   }
+  return {high, static_cast<T>(product - static_cast<double>(high))};
 }
 
 /// The factors of c = direction · c'. Kernels read blocks of direction·z, which is an exact product. They

@@ -131,11 +131,8 @@ class BackwardRun {
         });
       };
       run_slots(queries_ + keys_, [&](Task& task, index_t i) {
-        if (i < queries_) {
-          task.survey(i);
-        } else {
-          task.prepare_keys(i - queries_);
-        }
+        if (i < queries_) return task.survey(i);
+        task.prepare_keys(i - queries_);
       });
       for (index_t diagonal = 0; diagonal < queries_ + keys_ - 1; ++diagonal) {
         const index_t lowest = std::max<index_t>(0, diagonal - queries_ + 1);
@@ -143,11 +140,8 @@ class BackwardRun {
                   [&](Task& task, index_t i) { task.attend(diagonal - (lowest + i), lowest + i); });
       }
       run_slots(queries_ + keys_, [&](Task& task, index_t i) {
-        if (i < queries_) {
-          task.finish_queries(i);
-        } else {
-          task.finish_keys(i - queries_);
-        }
+        if (i < queries_) return task.finish_queries(i);
+        task.finish_keys(i - queries_);
       });
     }
   }

@@ -111,9 +111,8 @@ class BackwardLoader {
         std::copy_n(problem_.dout.template stored_as<Operand>(of.entry, of.query.head, of.row), dv, row);
         std::fill_n(row + dv, depth - dv, Operand{});
         return scratch;
-      } else {
-        return problem_.dout.load(of.entry, of.query.head, of.row, scratch);
       }
+      return problem_.dout.load(of.entry, of.query.head, of.row, scratch);
     });
     for (index_t lane = i; lane < i + width; ++lane) {
       const bool sees_any = memory_.rows[lane].keys.size() > 0;
@@ -138,11 +137,10 @@ class BackwardLoader {
       memory_.bf16.offset[i] = static_cast<Compute>(rest);
       memory_.delta[i] = facts.delta;
       return 1;
-    } else {
-      const double factor = has_shift ? std::exp2(-rest) : 1;
-      memory_.delta[i] = static_cast<Compute>(factor * static_cast<double>(facts.delta));
-      return static_cast<Compute>(factor);
     }
+    const double factor = has_shift ? std::exp2(-rest) : 1;
+    memory_.delta[i] = static_cast<Compute>(factor * static_cast<double>(facts.delta));
+    return static_cast<Compute>(factor);
   }
 
   /// Sets base (lse in units of log2) and shift of lane i. If no key is visible to the lane, the shift makes its

@@ -48,11 +48,9 @@ void run_backward(const shared::BackwardProblem<Compute>& problem,
   explainer.set<Compute>(route, problem.forward.q.extent(2) * problem.forward.heads_per_kv_head());
   Workspace own;
   if (workspace == nullptr) workspace = &own;
-  if (problem.forward.lengths.is_given()) {
-    detail::run_backward_sequences<Operand>(problem, variant, *workspace, executor, explainer);
-  } else {
-    detail::run_backward_with<Operand>(problem, variant, *workspace, executor, explainer);
-  }
+  if (problem.forward.lengths.is_given())
+    return detail::run_backward_sequences<Operand>(problem, variant, *workspace, executor, explainer);
+  detail::run_backward_with<Operand>(problem, variant, *workspace, executor, explainer);
 }
 
 SSMAX_END

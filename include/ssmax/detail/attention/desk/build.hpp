@@ -128,12 +128,8 @@ Result<Compute> make_state_result(const AttentionState<Compute>& state, bool con
   return result;
 }
 
-template <class T>
-Result<ComputeType<T>> make_result(const AttentionArguments<T>& a, const AttentionOptions<T>& options) {
-  return make_result(a.out, a.lse, options);
-}
-template <class T>
-Result<ComputeType<T>> make_result(const DecodeArguments<T>& a, const AttentionOptions<T>& options) {
+template <class Arguments, class T>
+Result<ComputeType<T>> make_result(const Arguments& a, const AttentionOptions<T>& options) {
   return make_result(a.out, a.lse, options);
 }
 template <class T>

@@ -42,8 +42,8 @@ struct UntypedOptions {
     static_assert(type != 0, "ssmax::" #function ": write the element type, as in " #function \
                              "<float>({.q = q, ...})");                                       \
   }
-/// Declares the overloads of a function whose parameters before the scaling are given: with options in braces after
-/// the mask, with options in braces after the score function, and with any other parameters.
+/// Declares the overloads of a function from its parameters before the scaling. Options in braces may follow the mask
+/// or the score function.
 #define SSMAX_UNTYPED_CALLS(function, ...)                                                                   \
   SSMAX_UNTYPED(function, __VA_ARGS__, const auto&...)                                                       \
   SSMAX_UNTYPED(function, __VA_ARGS__, const auto&, const auto&, const detail::UntypedOptions&,              \

@@ -49,9 +49,8 @@ struct Operands {
     if constexpr (is_bf16) {
       load_query_parts(problem, variant, of, depth, widened_row, reinterpret_cast<Operand*>(scratch));
       return scratch;
-    } else {
-      return detail::load_query(problem, variant, of, scratch);
     }
+    return detail::load_query(problem, variant, of, scratch);
   }
 
   /// Writes the rows of keys for their products. out.stride is the depth of the products on the bf16 path, and at

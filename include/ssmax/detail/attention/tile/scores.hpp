@@ -94,11 +94,8 @@ class Scores {
       place(logits, logits.z, logits.multiplier, logits.offset);
     }
     if (!hull.masks(logits.keys)) return;
-    if (variant_.has_runs) {
-      variant_.mask_runs(logits, memory_);
-    } else {
-      mask_keys(memory_, logits);
-    }
+    if (variant_.has_runs) return variant_.mask_runs(logits, memory_);
+    mask_keys(memory_, logits);
   }
 
   /// Applies a pending multiplier.
