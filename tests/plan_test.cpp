@@ -189,6 +189,36 @@ TEST_CASE("a plan over a source of sequences with their own numbers of queries",
   CHECK(same_bits(output.lse, expected.lse));
 }
 
+/// A cache that counts how often a call asks for the length of a sequence.
+struct Counted {
+  using Element = float;
+
+  const KvCache<float>& cache;
+  std::vector<int>& calls;
+
+  ssmax::KeySourceShape shape() const { return cache.shape(); }
+  index_t length(index_t b) const { return ++calls[static_cast<std::size_t>(b)], cache.length(b); }
+  ssmax::KeyRange stored(index_t b) const { return cache.stored(b); }
+  ssmax::KeyRun<float> run(index_t b, index_t h, index_t key) const { return cache.run(b, h, key); }
+};
+
+TEST_CASE("a run of sequences on two paths asks each sequence once", "[decode][plan]") {
+  const std::vector<index_t> cumulative{0, 40, 41, 42, 82};
+  const Shape packed{1, 4, 2, 82, 0, 8, 8};
+  const Problem<float> keys({4, 4, 2, 1, 300, 8, 8}), queries(packed);
+  const KvCache<float> cache = cache_of<float>(keys);
+  std::vector<int> calls(4);
+  const Counted source{cache, calls};
+  const AttentionOptions<float> options{.lengths = SequenceLengths::packed_queries(cumulative)};
+  const ssmax::SourcePlan<float, Counted> plan({.heads = 4, .queries = 82}, source, Causal{}, options, 3);
+  const Guarded memory(plan.bytes());
+  Output<float> output(packed);
+  const auto bound = plan.bind(decode_arguments_of(queries, output), source, LogN{});
+  std::fill(calls.begin(), calls.end(), 0);
+  bound.run(memory.span(), ssmax::Serial{});
+  CHECK(calls == std::vector<int>{1, 1, 1, 1});
+}
+
 TEST_CASE("a plan over a source refuses another source", "[decode][plan][errors]") {
   const Shape shape{2, 4, 2, 5, 300, 8, 8};
   const Problem<float> problem(shape);

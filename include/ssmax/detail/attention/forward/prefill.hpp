@@ -50,7 +50,6 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   KeyRange prepare(std::span<const Sequence> sequences, index_t kv_head, index_t first, index_t count) {
     RowCursor cursor = this->select(sequences, kv_head, first, count);
     tiles_ = (count + memory_.tile_lanes - 1) / memory_.tile_lanes;
-    stored_ = sequence_->stored;
     const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
       const QueryRow row = cursor.row(variant_);
       cursor.next();
@@ -154,7 +153,8 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
       const index_t dv = problem_.value_width();
       if (!problem_.keys.are_both(ElementKind::compute)) return false;
       if (problem_.rotates_keys()) return false;
-      if (held.size() < memory_.held_keys || held.begin < stored_.begin || held.end > stored_.end)
+      if (held.size() < memory_.held_keys || held.begin < sequence_->stored.begin ||
+          held.end > sequence_->stored.end)
         return false;
       if (dv % kernels_.pass != 0) return false;
       const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, held.begin);
@@ -358,7 +358,6 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   const PrefillKernels<Compute, Operand>& kernels_;
   const Scores<Compute, Operand, Variant<Compute>> scores_;
   index_t tiles_ = 0;
-  KeyRange stored_{};
   Hull hull_{};  // of all queries of the task
   HeldKeys held_{};
   // A single tile that reads runs shorter than its key blocks finds and prefetches the rows of the next block. Longer

@@ -101,16 +101,14 @@ class ShortTask {
   void enter(const Sequence& sequence, index_t kv_head) {
     sequence_ = sequence;
     kv_head_ = kv_head;
-    batch_ = sequence.batch;
     length_ = sequence.shape.keys;
-    stored_ = sequence.stored;
     finite_ = Finite::unknown;
     const index_t d = problem_.width(), dv = problem_.value_width();
     k_ = {memory_.k, d};
     v_ = {memory_.v, memory_.v_pitch};
     bool k_in_place = false, v_in_place = false;
-    if (stored_.begin == 0 && stored_.end == length_ && length_ > 0) {
-      const AnyKeyRun run = problem_.keys.run(batch_, kv_head_, 0);
+    if (sequence_.stored.begin == 0 && sequence_.stored.end == length_ && length_ > 0) {
+      const AnyKeyRun run = problem_.keys.run(sequence_.batch, kv_head_, 0);
       const bool whole = run.count >= length_, rotates = problem_.rotates_keys();
       k_in_place =
           whole && problem_.keys.k_kind() == ElementKind::compute && length_ % kernels_.pass == 0 && !rotates;
@@ -120,24 +118,26 @@ class ShortTask {
     }
     if (!k_in_place) {
       const index_t passes = (length_ + kernels_.pass - 1) / kernels_.pass * kernels_.pass;
-      std::fill_n(memory_.k, stored_.begin * d, Compute{0});
-      load_keys(problem_, variant_, sequence_.shape, {batch_, kv_head_, stored_},
-                {memory_.k + stored_.begin * d, d});
-      std::fill_n(memory_.k + stored_.end * d, (passes - stored_.end) * d, Compute{0});
+      std::fill_n(memory_.k, sequence_.stored.begin * d, Compute{0});
+      load_keys(problem_, variant_, sequence_.shape, {sequence_.batch, kv_head_, sequence_.stored},
+                {memory_.k + sequence_.stored.begin * d, d});
+      std::fill_n(memory_.k + sequence_.stored.end * d, (passes - sequence_.stored.end) * d, Compute{0});
     }
     if (!v_in_place) {
       std::fill_n(memory_.v, length_ * memory_.v_pitch, Compute{0});
-      load_values(problem_.keys, {batch_, kv_head_, stored_},
-                  {memory_.v + stored_.begin * memory_.v_pitch, memory_.v_pitch});
+      load_values(problem_.keys, {sequence_.batch, kv_head_, sequence_.stored},
+                  {memory_.v + sequence_.stored.begin * memory_.v_pitch, memory_.v_pitch});
     }
   }
 
   /// Calls f(key, row of V) for every stored key.
   template <class F>
   void for_each_stored_value(const F& f) const {
-    for_each_run(problem_.keys, {batch_, kv_head_, stored_}, [&](index_t key, const AnyKeyRun& run) {
-      for (index_t i = 0; i < run.count; ++i) f(key + i, problem_.keys.load_v(run, i, memory_.staged));
-    });
+    for_each_run(problem_.keys, {sequence_.batch, kv_head_, sequence_.stored},
+                 [&](index_t key, const AnyKeyRun& run) {
+                   for (index_t i = 0; i < run.count; ++i)
+                     f(key + i, problem_.keys.load_v(run, i, memory_.staged));
+                 });
   }
 
   /// Loads the queries of a tile, from `first` on. If all queries of a head have the same visible keys, calls the
@@ -208,8 +208,7 @@ class ShortTask {
   const Memory& memory_;
   const Scores<Compute, Compute, Variant<Compute>> scores_;
   Sequence sequence_{};  // that the task has entered
-  index_t batch_ = 0, kv_head_ = -1, length_ = 0, count_ = 0;
-  KeyRange stored_{};
+  index_t kv_head_ = -1, length_ = 0, count_ = 0;
   Finite finite_ = Finite::unknown;
   StridedRows<const Compute> k_, v_;
 };
