@@ -10,7 +10,8 @@ HISTORY = [
      "masks && !values_are_finite()", "7148e11"),
     ("detail/attention/backward/irregular.hpp", "std::min(std::exp2(static_cast<double>(x) - base), 1.0)",
      "std::exp2(static_cast<double>(x) - base)", "67c7d9e"),
-    ("detail/attention/desk/check.hpp", "if (stored.end != shape.keys)", "if (false)", "d6c5195"),
+    ("detail/attention/desk/check.hpp", "stored.end, \"the length is\", shape.keys", "stored.end, \"the length is\", stored.end",
+     "d6c5195"),
     ("mask_runs.hpp", "std::min(next(words, begin, ~std::uint64_t{0}), blocks)", "next(words, begin, ~std::uint64_t{0})",
      "eff3f70"),
 ]
