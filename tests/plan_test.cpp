@@ -189,26 +189,19 @@ TEST_CASE("a plan over a source of sequences with their own numbers of queries",
   CHECK(same_bits(output.lse, expected.lse));
 }
 
-/// A cache that counts how often a call asks for the length of a sequence.
-struct Counted {
-  using Element = float;
-
-  const KvCache<float>& cache;
+/// A cache that counts the calls of `length`.
+struct Counted : KvCache<float> {
   std::vector<int>& calls;
 
-  ssmax::KeySourceShape shape() const { return cache.shape(); }
-  index_t length(index_t b) const { return ++calls[static_cast<std::size_t>(b)], cache.length(b); }
-  ssmax::KeyRange stored(index_t b) const { return cache.stored(b); }
-  ssmax::KeyRun<float> run(index_t b, index_t h, index_t key) const { return cache.run(b, h, key); }
+  index_t length(index_t b) const { return ++calls[static_cast<std::size_t>(b)], KvCache<float>::length(b); }
 };
 
-TEST_CASE("a run of sequences on two paths asks each sequence once", "[decode][plan]") {
+TEST_CASE("a run of sequences on two paths calls the length of each sequence once", "[decode][plan]") {
   const std::vector<index_t> cumulative{0, 40, 41, 42, 82};
   const Shape packed{1, 4, 2, 82, 0, 8, 8};
   const Problem<float> keys({4, 4, 2, 1, 300, 8, 8}), queries(packed);
-  const KvCache<float> cache = cache_of<float>(keys);
   std::vector<int> calls(4);
-  const Counted source{cache, calls};
+  const Counted source{cache_of<float>(keys), calls};
   const AttentionOptions<float> options{.lengths = SequenceLengths::packed_queries(cumulative)};
   const ssmax::SourcePlan<float, Counted> plan({.heads = 4, .queries = 82}, source, Causal{}, options, 3);
   const Guarded memory(plan.bytes());

@@ -285,8 +285,7 @@ TEST_CASE("common pages: a plan and a workspace have the memory of the pass",
 
 TEST_CASE("pages without common keys: a plan has the memory of the list of sequences",
           "[attention][source][shared_keys]") {
-  // Many short sequences: the list is larger than the memory of the only lane.
-  const index_t batch = 4000;
+  const index_t batch = 4000;  // the list is larger than the memory of the only lane
   std::vector<index_t> pages(static_cast<std::size_t>(batch)), lengths(pages.size(), 1);
   for (std::size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<index_t>(i);
   const std::vector<float> q = reference::normals<float>(pages.size() * 2, 1);
@@ -297,8 +296,8 @@ TEST_CASE("pages without common keys: a plan has the memory of the list of seque
   const SourcePlan<float, std::remove_cv_t<decltype(keys)>, Causal> plan({.heads = 1, .queries = 1}, keys,
                                                                          Causal{});
   Workspace memory;
-  const std::span<std::byte> planned(memory.reserve(plan.bytes()), plan.bytes());
-  plan.bind({.q = rows, .out = {out.data(), {batch, 1, 1, 2}}}, keys, Softmax{}).run(planned);
+  plan.bind({.q = rows, .out = {out.data(), {batch, 1, 1, 2}}}, keys, Softmax{})
+      .run(std::span(memory.reserve(plan.bytes()), plan.bytes()));
   CHECK(same_bits(out, q));  // a query that sees one key returns its value
 }
 

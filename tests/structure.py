@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Measures the structure of the library's headers, and checks it.
 
-    tests/structure.py [REPOSITORY]            prints the figures; fails if an include breaks the order of folders, if
-                                               headers include each other in a circle, or if a limit is exceeded
-    tests/structure.py [REPOSITORY] --list     also names the functions behind the figures
+    tests/structure.py [REPOSITORY] [--list]
+
+Prints the figures, and with --list the functions behind them. Fails if an include breaks the order of folders, if headers
+include each other in a circle, or if a limit is exceeded.
 
 A code line holds more than a comment. A function's lines are those of its body, without the line of its last bracket.
 Declarations and definitions count separately.
@@ -34,21 +35,16 @@ def closing(text, at, brackets="()"):
     for i in range(at, len(text)):
         depth += (text[i] == brackets[0]) - (text[i] == brackets[1])
         if depth == 0:
-            return i
-    return len(text)
+            break
+    return i
 
 
 def count_parameters(text):
     """Returns the number of parameters in the text between the brackets of a parameter list."""
-    depth = count = 0
-    for i, c in enumerate(text):
-        if c in "([{" or (c == "<" and re.match(r"[\w>:]", text[i - 1:i] or " ")):
-            depth += 1
-        elif c in ")]}" or (c == ">" and text[i - 1] not in "-=" and depth > 0):
-            depth -= 1
-        elif c == "," and depth == 0:
-            count += 1
-    return count + 1 if text.strip() else 0
+    for inner in (r"\([^()]*\)", r"\{[^{}]*\}", r"<[^<>]*>"):
+        while re.search(inner, text):
+            text = re.sub(inner, " ", text)
+    return text.count(",") + 1 if text.strip() else 0
 
 
 def functions(text):
@@ -65,13 +61,11 @@ def functions(text):
         rest = re.match(r"(\s*(const|override|final|noexcept|&&|&))*(\s*requires\s*\([^{;]*\))?(\s*->\s*[^;{]+?)?\s*(?<!:)(:(?!:)|[{;]|=\s*(0|default|delete)\s*;)",
                         text[end + 1:end + 400])
         before = text[:match.start()].rstrip()
-        # A declaration begins after the type of its result; a constructor after the end of a statement.
         is_call = not before or before[-1] in "=(,!?&|+-/%[.:" or re.search(r"\b(return|else|throw|case)$", before)
         if rest is None or is_call:
             continue
         tail = rest.group(5)
-        is_declaration = re.search(r"[\w>*&]$", before) is not None
-        if tail[0] in ";=" and not is_declaration:
+        if tail[0] in ";=" and not re.search(r"[\w>*&]$", before):  # a declaration follows the type of its result
             continue
         lines = 0
         if tail[0] in ":{":
@@ -82,8 +76,7 @@ def functions(text):
                     nxt = re.compile(r"\s*[:,]\s*[\w:<>,\s.]*?([({])").match(text, at)
                     if nxt is None:
                         break
-                    pair = "()" if nxt.group(1) == "(" else "{}"
-                    at = closing(text, nxt.end() - 1, pair) + 1
+                    at = closing(text, nxt.end() - 1, "()" if nxt.group(1) == "(" else "{}") + 1
                 start = text.find("{", at)
             body = closing(text, start, "{}")
             lines = text.count("\n", start, body) - 1
@@ -93,17 +86,15 @@ def functions(text):
 
 def circles(edges):
     """Returns the sets of nodes that reach each other."""
-    reach = {}
-    for start in edges:
+    def reach(start):
         seen, todo = set(), [start]
         while todo:
-            for node in edges.get(todo.pop(), ()):
-                if node not in seen:
-                    seen.add(node)
-                    todo.append(node)
-        reach[start] = seen
-    found = {frozenset(b for b in reach[a] if a in reach.get(b, ())) for a in edges if a in reach[a]}
-    return sorted(sorted(map(str, circle)) for circle in found)
+            new = edges.get(todo.pop(), set()) - seen
+            seen |= new
+            todo += new
+        return seen
+    of = {node: reach(node) for node in edges}
+    return {", ".join(sorted(str(b) for b in of[a] if a in of.get(b, ()))) for a in edges if a in of[a]}
 
 
 def main():
@@ -132,14 +123,11 @@ def main():
                 long_bodies[place] = lines
     figures = {"code lines": code, "headers": len(headers), "functions with more than 7 parameters": len(long_lists),
                "functions of more than 80 lines": len(long_bodies)}
-    for what, number in figures.items():
-        print(f"{what:40}{number:7}")
+    print("\n".join(f"{what:40}{number:7}" for what, number in figures.items()))
     if "--list" in sys.argv:
-        for place, number in [*long_lists.items(), *long_bodies.items()]:
-            print(f"{number:5}  {place}")
+        print("\n".join(f"{number:5}  {place}" for place, number in [*long_lists.items(), *long_bodies.items()]))
     wrong = [f"{what}: {figures[what]}, at most {limit}" for what, limit in LIMITS.items() if figures[what] > limit]
-    wrong += [f"circle of headers: {', '.join(c)}" for c in circles(edges)]
-    wrong += [f"circle of folders: {', '.join(c)}" for c in circles(folders)]
+    wrong += [f"circle: {circle}" for circle in circles(edges) | circles(folders)]
     wrong += [f"against the order of folders: {arrow}" for arrow in up]
     if wrong:
         sys.exit("\n".join(wrong))

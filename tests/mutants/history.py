@@ -2,7 +2,7 @@
 
 HISTORY = [
     ("detail/attention/operands/parts.hpp", "return (d + 1) / 2 * 2;", "return d;", "aada469"),
-    ("detail/attention/operands/parts.hpp", "problem.q_row_of(query)", "query.index", "3ee712b"),
+    ("detail/attention/operands/parts.hpp", "of.query.head, of.row)", "of.query.head, of.query.index)", "3ee712b"),
     ("detail/attention/forward/decode.hpp", "cut(hull.any, seen.keys)", "hull.any", "59c15f3"),
     ("detail/attention/operands/prefetch.hpp", "std::clamp<index_t>(keys.size(), 0, max_cached_numbers + 1)", "keys.size()",
      "806fdf6"),
