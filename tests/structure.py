@@ -50,8 +50,7 @@ def count_parameters(text):
 def functions(text):
     """Returns (name, parameters, lines of the body) of every function that the text declares or defines."""
     found = []
-    keywords = {"if", "for", "while", "switch", "return", "sizeof", "decltype", "alignas", "static_assert", "catch",
-                "requires", "defined", "noexcept", "constexpr", "new", "operator"}
+    keywords = {"if", "for", "while", "switch", "return", "sizeof", "decltype", "requires", "noexcept", "static_assert"}
     for match in re.finditer(r"(operator\s*[^\s\w(]+|operator\(\)|~?\b[A-Za-z_]\w*)\s*\(", text):
         name = match.group(1)
         if name in keywords:
