@@ -107,7 +107,7 @@ TEST_CASE("the places of states beyond 2 GiB are exact", "[mpi][decode]") {
 TEST_CASE("a state that MPI cannot count is refused", "[mpi][decode][errors]") {
   const std::size_t most = std::numeric_limits<int>::max();
   CHECK(ssmax::detail::bytes_type(most).get() != MPI_DATATYPE_NULL);
-  check_refused_with_words([&] { (void)ssmax::detail::bytes_type(most + 1); }, {"2147483648", "2147483647"});
+  check_refused_with_words({"2147483648", "2147483647"}, [&] { (void)ssmax::detail::bytes_type(most + 1); });
 }
 
 TEST_CASE("mpi::decode throws for a ring that has overwritten keys", "[mpi][decode][errors]") {
