@@ -132,5 +132,4 @@ def main():
         sys.exit("\n".join(wrong))
 
 
-if __name__ == "__main__":
-    main()
+main()
