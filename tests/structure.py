@@ -3,11 +3,8 @@
 
     tests/structure.py [REPOSITORY] [--list]
 
-Prints the figures, and with --list the functions behind them. Fails if an include breaks the order of folders, if headers
-include each other in a circle, or if a limit is exceeded.
-
-A code line holds more than a comment. A function's lines are those of its body, without the line of its last bracket.
-Declarations and definitions count separately.
+Prints the figures, and with --list the functions behind them. Fails at an include against the order of folders, a circle
+of headers, and a figure above its limit. A code line holds more than a comment. Declarations and definitions count.
 """
 
 import re

@@ -234,9 +234,8 @@ QueryRow add_visible(Fingerprint& to, const V& variant, const Query& query) {
     }
   }
   if (row.n == 0) return {.query = query};
-  row.position = row_position(variant.mask, query);
-  row.multiplier = static_cast<double>(
-      variant.scaling(PlacedRow{{query.head, row.position, row.n}, query.batch, query.index}));
+  row.multiplier = static_cast<double>(variant.scaling(
+      PlacedRow{{query.head, row_position(variant.mask, query), row.n}, query.batch, query.index}));
   return row;
 }
 
@@ -252,7 +251,8 @@ void add_query(Fingerprint& to, const V& variant, const Query& query) {
   } else {
     row = variant.row(query, {0, query.shape.keys});
   }
-  to.add(row.keys.begin, row.keys.end, row.n, row.position, row.multiplier, variant.query_position(query));
+  to.add(row.keys.begin, row.keys.end, row.n, row_position(variant.mask, query), row.multiplier,
+         variant.query_position(query));
   if (!variant.has_score || row.keys.size() == 0) return;
   const auto varying = static_cast<index_t>(static_cast<std::uint64_t>(query.index) * 2654435761U %
                                             static_cast<std::uint64_t>(row.keys.size()));

@@ -78,7 +78,8 @@ void ring_forward(const AttentionOverRanks<T>& call, const Pieces& pieces) {
   }
   const Result<ComputeType<T>> result = make_result(call.a, call.options);
   for_each_row([&](const Query& query, index_t row) {
-    store_result(result, complete_row(result, call.variant, query, row), row,
+    const Sequence own{.batch = query.batch, .entry = query.batch, .row_shift = row - query.index};
+    store_result(result, complete_row(result, call.variant, query, own), row,
                  state_of(state, query.batch, query.head, row), dv);
   });
   exchange.finish();

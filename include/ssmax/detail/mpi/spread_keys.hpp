@@ -151,7 +151,8 @@ class SpreadDecode {
     const Result<Compute> result = make_result(call_.a, call_.options);
     for_each_query(shape_, [&](const Query& query) {
       const index_t b = query.batch, h = query.head, i = query.index;
-      store_result(result, complete_row(result, call_.variant, query, i), i, state_of(total, b, h, i),
+      const Sequence own{.batch = b, .entry = b};
+      store_result(result, complete_row(result, call_.variant, query, own), i, state_of(total, b, h, i),
                    problem_.value_width());
     });
   }

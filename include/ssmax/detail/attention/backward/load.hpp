@@ -41,8 +41,7 @@ class BackwardLoader {
       const QueryRow row{.query = *cursor,
                          .keys = facts[i].keys,
                          .multiplier = facts[i].multiplier,
-                         .entry = cursor.entry(),
-                         .row = cursor.row()};
+                         .sequence = cursor.sequence()};
       cursor.next();
       return row;
     });
@@ -108,11 +107,11 @@ class BackwardLoader {
     gather_rows(memory_, i, i + width, depth, [&](const QueryRow& of, Compute* scratch) -> const Compute* {
       if constexpr (Op::is_bf16) {
         Operand* row = reinterpret_cast<Operand*>(scratch);
-        std::copy_n(problem_.dout.template stored_as<Operand>(of.entry, of.query.head, of.row), dv, row);
+        std::copy_n(problem_.dout.template stored_as<Operand>(of.entry(), of.query.head, of.row()), dv, row);
         std::fill_n(row + dv, depth - dv, Operand{});
         return scratch;
       }
-      return problem_.dout.load(of.entry, of.query.head, of.row, scratch);
+      return problem_.dout.load(of.entry(), of.query.head, of.row(), scratch);
     });
     for (index_t lane = i; lane < i + width; ++lane) {
       const bool sees_any = memory_.rows[lane].keys.size() > 0;

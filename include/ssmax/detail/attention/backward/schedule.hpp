@@ -11,7 +11,7 @@ void run_backward_with(const BackwardProblem<Compute>& problem, const GradientVa
                        Workspace& workspace, const AnyExecutor& executor, const Explainer& explainer) {
   const Problem<Compute>& forward = problem.forward;
   const index_t entries = forward.sequences();
-  const BackwardSequence first = entries > 0 ? sequence_of(problem, 0) : BackwardSequence();
+  const BackwardSequence first = entries > 0 ? sequence_of(problem, 0) : BackwardSequence{};
   if (forward.kv_heads() == 0 || is_empty(first)) {
     if (explainer.explains) explainer.publish(Explanation());
     return;

@@ -197,9 +197,7 @@ class BackwardTask {
   index_t place_of(const Query& query) const { return detail::place_of(forward_, sequence_, query); }
   double* sums_of(const Query& query) const { return sums_.sums + place_of(query) * memory_.sums_of_row; }
   /// Returns the row of the query at a cursor, without what it sees.
-  static QueryRow row_of(const QueryCursor& at) {
-    return {.query = *at, .entry = at.entry(), .row = at.row()};
-  }
+  static QueryRow row_of(const QueryCursor& at) { return {.query = *at, .sequence = at.sequence()}; }
 
   /// Returns whether this call adds the share of scaled sinks to dc. If the keys come in several calls, one call
   /// adds the share: the first stage or, without stages, the call with key 0.
@@ -240,7 +238,8 @@ class BackwardTask {
   /// Initializes a query's sums of the call with the share of its sink.
   void begin_sums(const Query& query, const QueryRow& seen_by, const QueryFacts<Compute>& facts) const {
     if (problem_.stage.first) std::fill_n(sums_of(query), memory_.sums_of_row, 0.0);
-    QueryReport& report = sums_.reports[place_of(query)] = {seen_by.n, seen_by.position, 0};
+    QueryReport& report =
+        sums_.reports[place_of(query)] = {seen_by.n, seen_by.n > 0 ? variant_.row_position(query) : 0, 0};
     if (problem_.sinks.empty()) return;
     const auto sink = static_cast<double>(problem_.sinks[static_cast<std::size_t>(query.head)]);
     const auto lse = static_cast<double>(facts.lse);

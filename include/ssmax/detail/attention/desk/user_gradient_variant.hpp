@@ -94,6 +94,8 @@ class UserGradientVariant final : public UserVariant<Compute, S, M, C, GradientV
     }
   }
 
+  index_t row_position(const Query& query) const override { return detail::row_position(mask, query); }
+
   void accumulate(const Query& query, const Row& row, const double* sums) const override {
     if constexpr (LearnableScaling<S>) {
       if (row.n > 0) scaling.accumulate(PlacedRow{row, query.batch, query.index}, sums[0]);

@@ -39,7 +39,6 @@ class UserVariant : public Interface {
     if (result.keys.size() <= 0) result.keys = {};
     result.multiplier = static_cast<double>(scaling(scaled));
     result.n = scaled.n;
-    result.position = scaled.position;
     return result;
   }
 

@@ -35,10 +35,10 @@ SSMAX_INLINE Compute* place_result(const Result<Compute>& result, const QueryRow
   const Normalizer normalizer =
       result.sinks.empty() ? Normalizer(shift, sum) : Normalizer(shift, sum, sink());
   if (result.lse.is_given()) {
-    result.lse(seen.entry, query.head, seen.row) = static_cast<Compute>(normalizer.lse());
+    result.lse(seen.entry(), query.head, seen.row()) = static_cast<Compute>(normalizer.lse());
   }
   factor = static_cast<Compute>(normalizer.factor);
-  return result.out.stage(seen.entry, query.head, seen.row, scratch);
+  return result.out.stage(seen.entry(), query.head, seen.row(), scratch);
 }
 
 /// Returns whether place_result returns scratch.
@@ -51,7 +51,7 @@ bool narrows_results(const Result<Compute>& result) {
 template <class Compute>
 void narrow_result(const Result<Compute>& result, const QueryRow& seen, const Compute* numbers) {
   if (!narrows_results(result)) return;
-  result.out.store(seen.entry, seen.query.head, seen.row, numbers);
+  result.out.store(seen.entry(), seen.query.head, seen.row(), numbers);
 }
 
 /// Writes the whole result of one query. The state is Σ exp(c·z) = 2^shift · sum and Σ exp(c·z)·v = 2^shift · o.

@@ -210,7 +210,7 @@ class ShortTask {
   Sequence sequence_{};  // that the task has entered
   index_t kv_head_ = -1, length_ = 0, count_ = 0;
   Finite finite_ = Finite::unknown;
-  StridedRows<const Compute> k_, v_;
+  StridedRows<const Compute> k_{}, v_{};
 };
 
 SSMAX_END

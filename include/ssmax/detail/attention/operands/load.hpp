@@ -10,7 +10,7 @@ template <class Compute>
 SSMAX_INLINE const Compute* load_query(const Problem<Compute>& problem, const Variant<Compute>& variant,
                                        const QueryRow& of, Compute* scratch) {
   const index_t d = problem.width();
-  const Compute* row = problem.q.load(of.entry, of.query.head, of.row, scratch);
+  const Compute* row = problem.q.load(of.entry(), of.query.head, of.row(), scratch);
   if (!problem.has_rope()) return row;
   rotate(problem.rope, {row, d}, {scratch, d}, 1, d, rope_position(problem, variant, of.query), false);
   return scratch;

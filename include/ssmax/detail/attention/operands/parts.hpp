@@ -62,7 +62,7 @@ void load_query_parts(const Problem<Compute>& problem, const Variant<Compute>& v
   const index_t d = problem.width(), w = part_width(d), parts = logit_parts(problem);
   pad_parts(out, d, parts, depth);
   if (!problem.has_rope()) {
-    std::copy_n(problem.q.template stored_as<bfloat16>(of.entry, of.query.head, of.row), d, out);
+    std::copy_n(problem.q.template stored_as<bfloat16>(of.entry(), of.query.head, of.row()), d, out);
     return;
   }
   const Compute* row = load_query(problem, variant, of, widened_row);

@@ -28,6 +28,8 @@ class GradientVariant : public Variant<Compute> {
   /// Replaces u by ∂loss / ∂z. Adds dc and the gradients of the score's parameters to the sums of the queries.
   virtual void differentiate(const Logits<Compute>& logits, const LogitGradients<Compute>& gradients,
                              const TileScratch<Compute>& memory) const = 0;
+  /// Returns the position with which the scaling is called.
+  virtual index_t row_position(const Query& query) const = 0;
   /// Passes a query's sums to the scaling and the score function. `row` is the Row with which the scaling was
   /// called.
   virtual void accumulate(const Query& query, const Row& row, const double* sums) const = 0;

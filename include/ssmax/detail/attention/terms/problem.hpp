@@ -100,10 +100,14 @@ struct Result {
 
 struct QueryRow {
   Query query{};
-  KeyRange keys{};              // keys that may be visible and are stored
-  double multiplier = 0;        // c
-  index_t n = 0, position = 0;  // arguments with which the scaling was called
-  index_t entry = 0, row = 0;   // where the query lies in q, out and lse: [entry, query.head, row]
+  KeyRange keys{};        // keys that may be visible and are stored
+  double multiplier = 0;  // c
+  index_t n = 0;          // with which the scaling was called
+  const Sequence* sequence = nullptr;
+
+  /// Return where the query lies in q, out and lse: [entry, query.head, row].
+  SSMAX_INLINE index_t entry() const { return sequence->entry; }
+  SSMAX_INLINE index_t row() const { return query.index + sequence->row_shift; }
 };
 
 SSMAX_END
@@ -119,6 +123,7 @@ Sequence sequence_of(const Problem<Compute>& problem, index_t batch) {
   return {.batch = batch,
           .entry = rows.entry,
           .first_row = rows.first,
+          .row_shift = rows.first - problem.first_query,
           .queries = rows.count,
           .shape = {problem.sequences(), q.end_head() + problem.heads_after,
                     problem.first_query + rows.count + problem.queries_after, problem.keys.length(batch)},
@@ -147,8 +152,7 @@ class QueryCursor {
         last_head_(first_head_ + problem.heads_per_kv_head() - 1),
         head_(first_head_ + row % problem.heads_per_kv_head()),
         index_(problem.first_query + row / problem.heads_per_kv_head()),
-        entry_(sequence.entry),
-        before_(sequence.first_row - problem.first_query),
+        sequence_(&sequence),
         query_{.batch = sequence.batch, .shape = sequence.shape} {}
 
   Query operator*() const {
@@ -158,9 +162,10 @@ class QueryCursor {
     return query;
   }
   /// Returns where the query lies in q, out and lse.
-  index_t entry() const { return entry_; }
+  index_t entry() const { return sequence_->entry; }
   index_t head() const { return head_; }
-  index_t row() const { return index_ + before_; }
+  index_t row() const { return index_ + sequence_->row_shift; }
+  const Sequence* sequence() const { return sequence_; }
   void next() {
     if (head_++ == last_head_) {
       head_ = first_head_;
@@ -169,7 +174,8 @@ class QueryCursor {
   }
 
  private:
-  index_t first_head_, last_head_, head_, index_, entry_, before_;
+  index_t first_head_, last_head_, head_, index_;
+  const Sequence* sequence_;
   Query query_;  // without head and index: copying a fresh write stalls on store forwarding
 };
 
@@ -195,16 +201,14 @@ class RowCursor {
   template <class V>
   QueryRow row(const V& variant) const {
     QueryRow result = variant.row(*cursor_, sequence_->stored);
-    result.entry = cursor_.entry();
-    result.row = cursor_.row();
+    result.sequence = sequence_;
     return result;
   }
   /// Returns the row of the query if it sees what `other` sees.
   QueryRow row_like(const QueryRow& other) const {
     QueryRow result = other;
     result.query = *cursor_;
-    result.entry = cursor_.entry();
-    result.row = cursor_.row();
+    result.sequence = sequence_;
     return result;
   }
   void next() {

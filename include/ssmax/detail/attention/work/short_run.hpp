@@ -50,7 +50,7 @@ class ShortRun {
       const index_t tiles = call_.blocks_of(sequence, size_);
       task.attend(sequence, at / tiles % kv_heads, at % tiles, tiles);
     };
-    Sequence entry;
+    Sequence entry{};
     const index_t tiles_of_entry = all_ / std::max<index_t>(problem.sequences(), 1);
     for (; i < tasks; i = next_++) {
       for (index_t tile = i * share_; tile < std::min(all_, (i + 1) * share_); ++tile) {
