@@ -5,8 +5,8 @@
 
 SSMAX_BEGIN_SHARED
 
-/// The angles of a rotation of rows of 2·half channels. The tables advance by `stride` numbers per row. `inverse` rotates by the
-/// opposite angles.
+/// The angles of a rotation of rows of 2·half channels. The tables advance by `stride` numbers per row. `inverse`
+/// rotates by the opposite angles.
 template <class T>
 struct Angles {
   const T *cosine, *sine;

@@ -67,8 +67,8 @@ struct HeadSums {
         all_dvalues(
             arena.take<Compute>(takes_all(problem) ? sequence.keys * problem.forward.value_width() : 0)) {}
 
-  /// Returns the whole sum of the query at the cursor, which is row `row` of the kv head. key_sums and value_sums return
-  /// the sums of a key.
+  /// Returns the whole sum of the query at the cursor, which is row `row` of the kv head. key_sums and value_sums
+  /// return the sums of a key.
   Compute* query_sums(const BackwardProblem<Compute>& problem, const QueryCursor& at, index_t row) const {
     if (has_arrays && !problem.sums) return all_dq + row * problem.dq.extent(3);
     return (has_arrays ? problem.sums.dq : problem.dq).in_place(at.entry(), at.head(), at.row());

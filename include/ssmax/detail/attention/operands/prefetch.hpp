@@ -24,11 +24,11 @@ bool exceeds_cache(const Problem<Compute>& problem, KeyRange keys) {
   return count * (problem.width() + problem.value_width()) > max_cached_numbers;
 }
 
-/// Returns how many keys before its use a task over `keys`, of `rows` rows, prefetches a value or, in float, a key. 0: it does not
-/// prefetch. Keys of bfloat16 are prefetched at twice the distance. On the bf16 path, so are keys and values of 8 bits,
-/// which are dequantized before the products of a block. Two to four queries do not prefetch from the third-level cache.
-/// One query does not prefetch float. It prefetches rows of 8 bits 192 keys before their use. Measured:
-/// docs/measured.md.
+/// Returns how many keys before its use a task of `rows` rows over `keys` prefetches a value or, in float, a key.
+/// 0: it does not prefetch. Keys of bfloat16 are prefetched at twice the distance. On the bf16 path, so are keys and
+/// values of 8 bits, which are dequantized before the products of a block. Two to four queries do not prefetch from
+/// the third-level cache. One query does not prefetch float. It prefetches rows of 8 bits 192 keys before their use.
+/// Measured: docs/measured.md.
 template <class Compute>
 index_t keys_to_prefetch(const Problem<Compute>& problem, index_t rows, KeyRange keys, index_t element_size) {
   const bool is_wide = element_size >= static_cast<index_t>(sizeof(float));
@@ -61,8 +61,8 @@ index_t bytes_to_later_run(const AnyKeys<Compute>& source, index_t batch, index_
   return are_values ? address(to.v) - address(run.v) : address(to.k) - address(run.k);
 }
 
-/// Returns keys_to_prefetch on the decode path for long runs of tensors [batch, key, kv_heads, channel]. A distance of 64
-/// keys is better for rows of 128 bytes from memory, and worse in the caches. Measured: docs/measured.md.
+/// Returns keys_to_prefetch on the decode path for long runs of tensors [batch, key, kv_heads, channel]. A distance of
+/// 64 keys is better for rows of 128 bytes from memory, and worse in the caches. Measured: docs/measured.md.
 inline index_t interleaved_keys_to_prefetch(index_t row_bytes) {
   return std::clamp<index_t>(2048 / std::max<index_t>(row_bytes, 1), 8, 16);
 }

@@ -105,7 +105,7 @@ struct QueryRow {
   index_t n = 0;          // with which the scaling was called
   const Sequence* sequence = nullptr;
 
-  /// Return where the query lies in q, out and lse: [entry, query.head, row].
+  /// The query lies at [entry(), query.head, row()] in q, out and lse.
   SSMAX_INLINE index_t entry() const { return sequence->entry; }
   SSMAX_INLINE index_t row() const { return query.index + sequence->row_shift; }
 };

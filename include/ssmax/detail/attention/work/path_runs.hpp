@@ -60,8 +60,8 @@ class PathRuns {
     });
   }
 
-  /// Computes all paths in memory of bytes(). The executor runs once. Exception: if the keys of a path are split, it runs
-  /// twice.
+  /// Computes all paths in memory of bytes(). The executor runs once. Exception: if the keys of a path are split, it
+  /// runs twice.
   void run(std::byte* memory, const AnyExecutor& executor) {
     std::byte* common = memory + all_lane_bytes();
     for_each([&](auto& run) {

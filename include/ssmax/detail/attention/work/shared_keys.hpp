@@ -1,6 +1,6 @@
 // Finds the sequences of a call whose first keys lie in the same memory, as sequences with common pages do. The driver
-// (sequence_run.hpp) computes these keys once for the queries of all these sequences: a phase per group writes states, and
-// in the last phase each sequence continues from its state.
+// (sequence_run.hpp) computes these keys once for the queries of all these sequences: a phase per group writes states,
+// and in the last phase each sequence continues from its state.
 //
 // Shared keys are whole key chunks. A query takes the same products and sums in the same order with and without the
 // first phase, so results are bit-identical.
