@@ -104,7 +104,7 @@ struct Mixed {
                                          .width = sizes.d,
                                          .value_width = sizes.dv},
                                         Causal{}, {.lengths = sequences.lengths()}, threads);
-    CHECK(plan.bytes() == bytes);
+    CHECK(plan.bytes() < bytes);  // the plan has the list
     CHECK(plan.explanation().path == explanation.path);
   }
 };
@@ -158,12 +158,11 @@ TEST_CASE("mixed paths: one run of the executor if no keys are split",
   }
 }
 
-TEST_CASE("mixed paths: paths of two operand types take one run each", "[attention][lengths][bfloat16]") {
+TEST_CASE("mixed paths: paths of two operand types share one run", "[attention][lengths][bfloat16]") {
   for_each_target_of<bfloat16>([&](const std::string&) {
     // Single tokens have one row per kv head. Their products are in float.
     const Mixed<bfloat16> mixed(prompts_and_tokens(true, true), {2, 2, 32, 32});
-    const index_t runs = ssmax::detail::bf16_capabilities(active_target()).has_products ? 2 : 1;
-    for (const index_t threads : {1, 7}) mixed.check(threads, runs);
+    for (const index_t threads : {1, 7}) mixed.check(threads, 1);
     mixed.check_workspace(7, test_executors::Reverse{7});
   });
 }

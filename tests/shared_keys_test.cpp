@@ -278,7 +278,7 @@ TEST_CASE("common pages: a plan and a workspace have the memory of the pass",
   options.explanation = &explanation;
   decode<float>(arguments, keys, scaling, Causal{}, options);
   CHECK(explanation.workspace_bytes == workspace.size());
-  CHECK(plan.bytes() >= workspace.size());
+  CHECK(plan.bytes() < workspace.size());  // the plan has the list
   CHECK(allocations([&] { decode<float>(arguments, keys, scaling, Causal{}, options); }) == 0);
   CHECK(same_bits(out, expected.out));
 }

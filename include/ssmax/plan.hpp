@@ -45,59 +45,60 @@ SSMAX_END
 
 SSMAX_BEGIN_CODE
 
-template <class T, class M>
-class AttentionPlan;
-
-/// A planned call with its tensors. AttentionPlan::bind returns it. The plan, the scaling, the score and the
-/// tensors must outlive it.
-template <class T, class S, class M, class C>
-class BoundAttention {
+/// A planned call with its tensors, scaling and score. `bind` of a plan returns it. The plan, the tensors and a source
+/// that is an lvalue must outlive it. It keeps scaling, score and a temporary source.
+template <class T, class Keys, class S, class M, class C>
+class BoundCall {
  public:
   /// Not copied.
-  BoundAttention(const BoundAttention&) = delete;
+  BoundCall(const BoundCall&) = delete;
   /// Not copied.
-  BoundAttention& operator=(const BoundAttention&) = delete;
+  BoundCall& operator=(const BoundCall&) = delete;
 
   /// Computes the call. May be called any number of times. `memory` must begin at a multiple of 64 bytes and have
-  /// at least `AttentionPlan::bytes()` bytes. The executor may have fewer threads than planned. If it has more,
-  /// the call uses the planned number. Throws std::invalid_argument before the first write if the memory does not
-  /// fit.
+  /// at least `bytes()` bytes of the plan. The executor may have any number of threads: the call uses at most the
+  /// planned number. Throws std::invalid_argument before the first write if the memory does not fit, or if the active
+  /// target is another one than when the plan was made.
   template <class E = Serial>
   requires Executor<E>
   void run(std::span<std::byte> memory, E&& executor = E{}) const {
-    Workspace workspace(memory);
-    compiled::run_attention<detail::OperandsOf<T>>(problem_, variant_, result_, &workspace,
-                                                   detail::AnyExecutor(executor, plan_.max_threads));
+    plan_.run(problem_, variant_, result_, memory, detail::AnyExecutor(executor));
   }
 
+  /// @cond
+  template <class MakeProblem, class Arguments>
+  BoundCall(const detail::PlanState<T, M>& plan, Keys&& keys, const S& scaling, const C& score,
+            const MakeProblem& make_problem, const Arguments& a, const AttentionOptions<T>& options)
+      : plan_(plan),
+        keys_(std::forward<Keys>(keys)),
+        scaling_(scaling),
+        score_(score),
+        variant_(scaling_, plan.mask, score_),
+        problem_(make_problem(keys_)),
+        result_(detail::make_result(a, options)) {}
+  /// @endcond
+
  private:
-  friend class AttentionPlan<T, M>;
   using Compute = detail::ComputeType<T>;
 
-  BoundAttention(const detail::PlanState<T, M>& plan, const AttentionArguments<T>& a, const S& scaling,
-                 const C& score)
-      : plan_(plan),
-        variant_(scaling, plan.mask, score),
-        keys_(detail::keys_of(a, plan.options)),
-        problem_(detail::called_by("AttentionPlan", plan.options,
-                                   detail::for_forward<T>(detail::make_problem<T>(a, keys_, plan.options)))),
-        result_(detail::make_result(a, plan.options)) {}
-
   const detail::PlanState<T, M>& plan_;
+  const Keys keys_;  // that problem_ refers to
+  const S scaling_;
+  const C score_;
   const detail::UserVariant<Compute, S, M, C> variant_;
-  const detail::KeyShareOf<T> keys_;  // that problem_ refers to
   const detail::Problem<Compute> problem_;
   const detail::Result<Compute> result_;
 };
 
-/// A plan of calls with shapes, mask and options in common. The spans and the rope in mask and options must
-/// outlive it.
+/// A plan of calls with shapes, mask and options in common. It keeps the lengths of the sequences. The other spans and
+/// the rope in mask and options must outlive it.
 template <class T, class M = Full>
 class AttentionPlan {
   static_assert(detail::CallElements<T>,
                 "ssmax::AttentionPlan: T is float, double, half, bfloat16, or Elements of types that one "
                 "type computes");
   static_assert(Mask<M>);
+  using Sinks = std::span<const detail::ComputeType<T>>;
 
  public:
   /// Plans calls on at most `max_threads` threads. Throws std::invalid_argument if shapes, mask, lengths or the
@@ -119,39 +120,45 @@ class AttentionPlan {
     detail::check_inputs(function, extents.q, extents.k, extents.v);
     detail::check_options(function, detail::CallKind::views, options, shape_.heads);
     detail::check_lengths(function, options.lengths, extents.q, extents.k);
-    const detail::KeyShareOf<T> keys = detail::keys_of(extents, options);
+    const detail::KeyShareOf<T> keys = detail::keys_of(extents, state_.options);
     state_.template plan<detail::OperandsOf<T>>(
-        function, detail::for_forward<T>(detail::make_problem<T>(extents, keys, options)),
+        function, detail::for_forward<T>(detail::make_problem<T>(extents, keys, state_.options)),
         [](const auto&, const auto&) {});
   }
 
   /// Returns the bytes that a call needs.
-  [[nodiscard]] std::size_t bytes() const { return state_.explanation.workspace_bytes; }
+  [[nodiscard]] std::size_t bytes() const { return state_.list().run_bytes; }
   /// Returns how the calls are computed on max_threads threads.
-  [[nodiscard]] const Explanation& explanation() const { return state_.explanation; }
+  [[nodiscard]] const Explanation& explanation() const { return state_.explanation(); }
 
   /// Returns a call of the plan with tensors, a scaling and a score. Throws std::invalid_argument if an extent
-  /// differs from the plan's, if an output overlaps an input, or if scaling, score or sinks do not fit.
+  /// differs from the plan's, if an output overlaps an input, or if scaling, score or sinks do not fit. `sinks` replace
+  /// those of the options, unless they are empty.
   template <class S = Softmax, class C = Identity>
   requires Scaling<S> && Score<C>
-  [[nodiscard]] BoundAttention<T, S, M, C> bind(const AttentionArguments<T>& arguments, const S& scaling,
-                                                const C& score) const {
-    check(arguments, scaling, score);
-    return {state_, arguments, scaling, score};
+  [[nodiscard]] auto bind(const AttentionArguments<T>& arguments, const S& scaling, const C& score,
+                          Sinks sinks = {}) const {
+    const AttentionOptions<T> options = detail::with_sinks(state_.options, sinks);
+    check(arguments, options);
+    const auto make_problem = [&](const detail::KeyShareOf<T>& keys) {
+      const auto problem =
+          detail::called_by("AttentionPlan", options,
+                            detail::for_forward<T>(detail::make_problem<T>(arguments, keys, options)));
+      detail::check_bound("AttentionPlan::bind", problem, scaling, score);
+      return problem;
+    };
+    return BoundCall<T, detail::KeyShareOf<T>, S, M, C>(state_, detail::keys_of(arguments, options), scaling,
+                                                        score, make_problem, arguments, options);
   }
   /// The same without a score.
   template <class S>
   requires Scaling<S>
-  [[nodiscard]] BoundAttention<T, S, M, Identity> bind(const AttentionArguments<T>& arguments,
-                                                       const S& scaling) const {
-    return bind(arguments, scaling, no_score);
+  [[nodiscard]] auto bind(const AttentionArguments<T>& arguments, const S& scaling, Sinks sinks = {}) const {
+    return bind(arguments, scaling, Identity{}, sinks);
   }
 
  private:
-  static constexpr Identity no_score{};
-
-  template <class S, class C>
-  void check(const AttentionArguments<T>& a, const S& scaling, const C& score) const {
+  void check(const AttentionArguments<T>& a, const AttentionOptions<T>& options) const {
     const char* const function = "AttentionPlan::bind";
     const auto same = [&](const char* name, const auto& view, index_t heads, index_t rows, index_t width) {
       const index_t planned[] = {shape_.batch, heads, rows, width};
@@ -160,8 +167,7 @@ class AttentionPlan {
     same("q", a.q, shape_.heads, shape_.queries, shape_.width);
     same("k", a.k, shape_.kv_heads, shape_.keys, shape_.width);
     same("v", a.v, shape_.kv_heads, shape_.keys, shape_.value_width);
-    detail::check_tensors(function, a, state_.options);
-    state_.check_bound(function, scaling, score);
+    detail::check_tensors(function, a, options);
   }
 
   AttentionShape shape_;

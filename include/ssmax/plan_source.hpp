@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "attention_source.hpp"
-#include "detail/attention/desk/plan.hpp"
+#include "plan.hpp"
 
 /// @addtogroup plan_source
 /// @{
@@ -43,53 +43,18 @@ SSMAX_END
 
 SSMAX_BEGIN_CODE
 
-template <class T, class K, class M>
-class SourcePlan;
-
-/// A planned call with its tensors and source. SourcePlan::bind returns it. The plan, the source, the scaling,
-/// the score and the tensors must outlive it.
-template <class T, class K, class S, class M, class C>
-class BoundSource {
- public:
-  /// Not copied.
-  BoundSource(const BoundSource&) = delete;
-  /// Not copied.
-  BoundSource& operator=(const BoundSource&) = delete;
-
-  /// Computes the call, as BoundAttention::run does.
-  template <class E = Serial>
-  requires Executor<E>
-  void run(std::span<std::byte> memory, E&& executor = E{}) const {
-    Workspace workspace(memory);
-    compiled::run_attention<detail::SourceOperands<T, K>>(problem_, variant_, result_, &workspace,
-                                                          detail::AnyExecutor(executor, plan_.max_threads));
-  }
-
- private:
-  friend class SourcePlan<T, K, M>;
-  using Compute = detail::ComputeType<T>;
-
-  BoundSource(const detail::PlanState<T, M>& plan, const DecodeArguments<T>& a, const K& source,
-              const S& scaling, const C& score)
-      : plan_(plan),
-        variant_(scaling, plan.mask, score),
-        problem_(detail::called_by("SourcePlan", plan.options,
-                                   detail::make_source_problem<M>(a.q, source, plan.options))),
-        result_(detail::make_result(a, plan.options)) {}
-
-  const detail::PlanState<T, M>& plan_;
-  const detail::UserVariant<Compute, S, M, C> variant_;
-  const detail::Problem<Compute> problem_;
-  const detail::Result<Compute> result_;
-};
-
-/// A plan of calls over sources of type K. The spans and the rope in mask and options must outlive it.
+/// A plan of calls over sources of type K. It keeps the lengths of the sequences. The other spans and the rope in mask
+/// and options must outlive it.
+///
+/// If sequences of the example have shared keys (KeySource::shares_keys), the calls compute them once. Then each source
+/// must have the keys in the same memory for the same sequences. `bind` compares the memory page by page.
 template <class T, class K, class M = Causal>
 class SourcePlan {
   static_assert(KeySource<K> && Mask<M>);
   static_assert(detail::SourceFits<T, K>,
                 "ssmax::SourcePlan: double queries need a source of double and a result of double, other "
                 "queries float, half or bfloat16");
+  using Sinks = std::span<const detail::ComputeType<T>>;
 
  public:
   /// Plans calls on at most `max_threads` threads. `source` is an example of the sources of all calls. It need
@@ -108,38 +73,47 @@ class SourcePlan {
     detail::check_options(function, detail::CallKind::source, options, shape.heads);
     for (index_t b = 0; b < source_shape_.batch; ++b) sequences_.push_back(sequence_of(source, b));
     state_.template plan<detail::SourceOperands<T, K>>(
-        function, detail::make_source_problem<M>(q, source, options),
+        function, detail::make_source_problem<M>(q, source, state_.options),
         [&](const auto& problem, const auto& variant) {
           detail::check_stored_keys(function, problem, source, variant.mask);
         });
   }
 
   /// Returns the bytes that a call needs.
-  [[nodiscard]] std::size_t bytes() const { return state_.explanation.workspace_bytes; }
+  [[nodiscard]] std::size_t bytes() const { return state_.list().run_bytes; }
   /// Returns how the calls are computed on max_threads threads.
-  [[nodiscard]] const Explanation& explanation() const { return state_.explanation; }
+  [[nodiscard]] const Explanation& explanation() const { return state_.explanation(); }
 
   /// Returns a call of the plan with tensors, a source, a scaling and a score. Throws std::invalid_argument if an
-  /// extent, a length or a range of stored keys differs from the plan's. It also throws if an output overlaps q
-  /// or the source's memory, or if scaling, score or sinks do not fit.
-  template <class S, class C>
-  requires Scaling<S> && Score<C>
-  [[nodiscard]] BoundSource<T, K, S, M, C> bind(const DecodeArguments<T>& arguments, const K& source,
-                                                const S& scaling, const C& score) const {
-    check(arguments, source, scaling, score);
-    return {state_, arguments, source, scaling, score};
+  /// extent, a length or a range of stored keys differs from the plan's, or if planned shared keys are not shared. It
+  /// also throws if an output overlaps q or the source's memory, or if scaling, score or sinks do not fit. `sinks`
+  /// replace those of the options, unless they are empty.
+  template <class Source, class S, class C>
+  requires std::same_as<std::remove_cvref_t<Source>, K> && Scaling<S> && Score<C>
+  [[nodiscard]] auto bind(const DecodeArguments<T>& arguments, Source&& source, const S& scaling,
+                          const C& score, Sinks sinks = {}) const {
+    const AttentionOptions<T> options = detail::with_sinks(state_.options, sinks);
+    check(arguments, source, options);
+    const auto make_problem = [&](const K& keys) {
+      const auto problem = detail::called_by("SourcePlan", options,
+                                             detail::make_source_problem<M>(arguments.q, keys, options));
+      detail::check_bound("SourcePlan::bind", problem, scaling, score);
+      detail::check_shared_keys("SourcePlan::bind", state_.list(), problem);
+      return problem;
+    };
+    using Kept = std::conditional_t<std::is_lvalue_reference_v<Source>, const K&, K>;
+    return BoundCall<T, Kept, S, M, C>(state_, std::forward<Source>(source), scaling, score, make_problem,
+                                       arguments, options);
   }
   /// The same without a score.
-  template <class S>
-  requires Scaling<S>
-  [[nodiscard]] BoundSource<T, K, S, M, Identity> bind(const DecodeArguments<T>& arguments, const K& source,
-                                                       const S& scaling) const {
-    return bind(arguments, source, scaling, no_score);
+  template <class Source, class S>
+  requires std::same_as<std::remove_cvref_t<Source>, K> && Scaling<S>
+  [[nodiscard]] auto bind(const DecodeArguments<T>& arguments, Source&& source, const S& scaling,
+                          Sinks sinks = {}) const {
+    return bind(arguments, std::forward<Source>(source), scaling, Identity{}, sinks);
   }
 
  private:
-  static constexpr Identity no_score{};
-
   /// The properties of a sequence that a plan depends on.
   struct Sequence {
     index_t length;
@@ -153,8 +127,7 @@ class SourcePlan {
 
   index_t batch() const { return state_.options.lengths.is_packed() ? 1 : source_shape_.batch; }
 
-  template <class S, class C>
-  void check(const DecodeArguments<T>& a, const K& source, const S& scaling, const C& score) const {
+  void check(const DecodeArguments<T>& a, const K& source, const AttentionOptions<T>& options) const {
     const char* const function = "SourcePlan::bind";
     const index_t planned[] = {batch(), shape_.heads, shape_.queries, source_shape_.width};
     for (int i = 0; i < 4; ++i) detail::check_planned(function, "q", i, a.q.extent(i), planned[i]);
@@ -176,8 +149,7 @@ class SourcePlan {
       same("forgotten keys from", own.forgotten.begin, of_plan.forgotten.begin);
       same("forgotten keys up to", own.forgotten.end, of_plan.forgotten.end);
     }
-    detail::check_source_tensors(function, a, source, state_.options);
-    state_.check_bound(function, scaling, score);
+    detail::check_source_tensors(function, a, source, options);
   }
 
   SourcePlanShape shape_;

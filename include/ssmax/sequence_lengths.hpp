@@ -127,6 +127,11 @@ class SequenceLengths {
   SSMAX_INLINE constexpr shared::SequenceRows key_rows(index_t sequence) const {
     return rows_of(keys_, sequence);
   }
+  /// Returns lengths of the same layout in other memory.
+  SSMAX_INLINE constexpr SequenceLengths in(std::span<const index_t> queries,
+                                            std::span<const index_t> keys) const {
+    return {layout_, queries, keys};
+  }
   /// @endcond
 
  private:

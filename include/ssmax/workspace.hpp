@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <span>
@@ -72,12 +73,12 @@ class Workspace {
   }
 
   /// @cond
-  /// Does what `reserve` does. Returns the workspace's own memory if it was too small, so that its content stays.
-  [[nodiscard]] SSMAX_INLINE Workspace grow(std::size_t bytes) {
-    Workspace old;
-    if (is_owner_ && bytes > size_) old = std::move(*this);
-    reserve(bytes);
-    return old;
+  /// Does what `reserve` does. The memory then begins with the first `kept` bytes of the old memory.
+  SSMAX_INLINE std::byte* grow(std::size_t bytes, std::size_t kept) {
+    if (!is_owner_ || bytes <= size_ || kept == 0) return reserve(bytes);
+    const Workspace old(std::move(*this));
+    std::memcpy(reserve(bytes), old.memory_, kept);
+    return memory_;
   }
   /// @endcond
 

@@ -9,18 +9,28 @@ SSMAX_BEGIN_COMPILED
 
 using namespace shared;
 
-#define SSMAX_INSTANTIATE(linkage, E)                                                                       \
-  linkage template void run_attention<E>(const Problem<ComputeType<E>>&, const Variant<ComputeType<E>>&,    \
-                                         const Result<ComputeType<E>>&, Workspace*, const AnyExecutor&);    \
-  linkage template std::size_t run_phase<E>(const detail::Phase<ComputeType<E>>&, const detail::PhaseStep&, \
-                                            const AnyExecutor&);                                            \
-  linkage template void run_backward<E>(const BackwardProblem<ComputeType<E>>&,                             \
-                                        const GradientVariant<ComputeType<E>>&, Workspace*,                 \
+#define SSMAX_INSTANTIATE(linkage, E)                                                                    \
+  linkage template void make_list<E>(const Problem<ComputeType<E>>&, const Variant<ComputeType<E>>&,     \
+                                     const Result<ComputeType<E>>&, index_t, Workspace&,                 \
+                                     WorkList<ComputeType<E>>&);                                         \
+  linkage template std::span<const PathDriver<ComputeType<E>>> paths_with<E, ComputeType<E>>();          \
+  linkage template void run_attention<E>(const Problem<ComputeType<E>>&, const Variant<ComputeType<E>>&, \
+                                         const Result<ComputeType<E>>&, Workspace*, const AnyExecutor&); \
+  linkage template void run_backward<E>(const BackwardProblem<ComputeType<E>>&,                          \
+                                        const GradientVariant<ComputeType<E>>&, Workspace*,              \
                                         const AnyExecutor&);
+#define SSMAX_INSTANTIATE_RUN(linkage, Compute)                                                              \
+  linkage template void run_list(const WorkList<Compute>&, const Problem<Compute>&, const Variant<Compute>&, \
+                                 const Result<Compute>&, std::byte*, const AnyExecutor&);
 #if defined(SSMAX_LIBRARY_BFLOAT16)
-SSMAX_INSTANTIATE(extern, float)  // the drivers of bfloat16 call those of float
+// The drivers of bfloat16 call those of float.
+SSMAX_INSTANTIATE(extern, float)
+SSMAX_INSTANTIATE_RUN(extern, float)
+#else
+SSMAX_INSTANTIATE_RUN(, SSMAX_LIBRARY_OPERANDS)
 #endif
 SSMAX_INSTANTIATE(, SSMAX_LIBRARY_OPERANDS)
 #undef SSMAX_INSTANTIATE
+#undef SSMAX_INSTANTIATE_RUN
 
 SSMAX_END

@@ -132,11 +132,28 @@ class BackwardSequences {
   Explanation explanation_;
 };
 
+/// Writes and prints the explanation of a backward pass. `e` has the sizes of its tasks.
+template <class Compute>
+SSMAX_COLD void publish(const BackwardProblem<Compute>& problem, const Route& route, Explanation e) {
+  const Problem<Compute>& forward = problem.forward;
+  const Route taken = e.tasks > 0 ? route : Route{};
+  const Explanation named =
+      explanation_of<Compute>(forward.caller, taken, forward.q.extent(2) * forward.heads_per_kv_head());
+  e.function = named.function;
+  e.target = named.target;
+  e.path = named.path;
+  e.operands = named.operands;
+  e.rows = named.rows;
+  e.reason = named.reason;
+  if (forward.caller.explanation != nullptr) *forward.caller.explanation = e;
+  if (traces_calls()) print(e);
+}
+
 template <class Operand, class Compute>
 void run_backward_sequences(const BackwardProblem<Compute>& problem, const GradientVariant<Compute>& variant,
-                            Workspace& workspace, const AnyExecutor& executor, const Explainer& explainer) {
+                            Workspace& workspace, const AnyExecutor& executor, const Route& route) {
   const BackwardSequences<Operand, Compute> sequences(problem, variant, executor.concurrency());
-  if (explainer.explains) explainer.publish(sequences.explanation());
+  if (is_explained(problem.forward.caller)) publish(problem, route, sequences.explanation());
   sequences.run(workspace.reserve(sequences.explanation().workspace_bytes), executor);
 }
 

@@ -197,6 +197,18 @@ void check_mask_takes_lengths(const char* function, const M&, const SequenceLeng
   }
 }
 
+/// Calls f(shape) for the shapes that policies must fit: that of the longest sequence, if sequences have their own
+/// lengths, or those of the batch entries.
+template <class Compute, class F>
+void for_each_shape(const Problem<Compute>& problem, const F& f) {
+  if (problem.lengths.is_given()) return f(longest_shape(problem));
+  const index_t entries = problem.in_cache ? problem.sequences() : std::min<index_t>(problem.sequences(), 1);
+  for (index_t batch = 0; batch < entries; ++batch) {
+    if (batch == 0 || problem.keys.length(batch) != problem.keys.length(0))
+      f(sequence_of(problem, batch).shape);
+  }
+}
+
 /// Checks that the mask, the scaling and the score fit every batch entry, and that positions lie within the rope's
 /// tables. If sequences have their own lengths, the policies must fit the longest sequence.
 ///
@@ -210,7 +222,7 @@ void check_policies(const char* function, const Problem<Compute>& problem, const
                     const P& variant) {
   check_mask_takes_lengths(function, variant.mask, problem.lengths);
   const bool has_lengths = problem.lengths.is_given();
-  if (has_lengths) check_policies_fit(function, longest_shape(problem), variant);
+  for_each_shape(problem, [&](const QueryShape& shape) { check_policies_fit(function, shape, variant); });
   const index_t key_position = problem.key_position;
   // Larger than every table. Sums of this number and smaller numbers do not overflow.
   constexpr index_t furthest = std::numeric_limits<index_t>::max() / 4;
@@ -220,11 +232,8 @@ void check_policies(const char* function, const Problem<Compute>& problem, const
   for (index_t batch = 0; batch < problem.sequences(); ++batch) {
     const Sequence sequence = sequence_of(problem, batch);
     const QueryShape& shape = sequence.shape;
-    if (!has_lengths && (batch == 0 || shape.keys != problem.keys.length(0))) {
-      check_policies_fit(function, shape, variant);
-    } else if (!P::has_positions && !has_lengths) {
-      continue;  // same length as entry 0, which was checked
-    }
+    if (!P::has_positions && !has_lengths && batch > 0 && shape.keys == problem.keys.length(0))
+      continue;  // entry 0 was checked
     const index_t first = problem.first_query, queries = sequence.queries;
     if (rope == nullptr || queries == 0 || shape.keys == 0) continue;
     const index_t d = problem.width();

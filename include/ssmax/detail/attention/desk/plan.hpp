@@ -2,63 +2,103 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "../../../scaling.hpp"
+#include "../../dispatch/target_in_use.hpp"
 #include "../terms/any_executor.hpp"
 #include "../work/driver.hpp"
-#include "check.hpp"
+#include "../work/same_memory.hpp"
+#include "build.hpp"
 
 SSMAX_BEGIN_DETAIL
 
-/// An executor without threads, for calls that are only planned.
-struct NoThreads {
-  template <class F>
-  void run(index_t, const F&) const {}
-};
-
+/// A plan: the work list of its calls. Owns the lengths of the sequences.
 template <class T, class M>
-struct PlanState {
-  M mask;
+class PlanState {
+ public:
+  using Compute = ComputeType<T>;
+
+  const M mask;
   AttentionOptions<T> options;
-  index_t max_threads;
-  QueryShape largest{};  // extents of the longest sequence
-  Explanation explanation{};
 
   PlanState(const char* function, const M& a_mask, const AttentionOptions<T>& an_options, index_t threads)
-      : mask(a_mask), options(an_options), max_threads(std::min(threads, max_concurrency)) {
+      : mask(a_mask), options(an_options), threads_(std::min(threads, max_concurrency)) {
     if (threads < 1) fail_value(function, "max_threads", "is", threads, "must be at least", 1);
     options.workspace = nullptr;
     options.explanation = nullptr;
+    const SequenceLengths& lengths = options.lengths;
+    queries_.assign(lengths.queries().begin(), lengths.queries().end());
+    keys_.assign(lengths.keys().begin(), lengths.keys().end());
+    options.lengths = lengths.in(queries_, keys_);
   }
 
-  /// Plans a call of the problem without reading its tensors. Calls check(problem, variant). Operand is defined
-  /// as for run_attention.
+  /// Makes the list for calls like that of the problem, whose tensors are not read. Calls check(problem, variant).
+  /// Operand is defined as for run_attention.
   template <class Operand, class Check>
-  void plan(const char* function, Problem<ComputeType<T>> problem, const Check& check) {
-    problem.caller = {function, &explanation, true};
+  void plan(const char* function, Problem<Compute> problem, const Check& check) {
+    problem.caller = {function, &explanation_};
     const Softmax softmax;
     const Identity identity;
-    const UserVariant<ComputeType<T>, Softmax, M, Identity> variant(softmax, mask, identity);
+    const UserVariant<Compute, Softmax, M, Identity> variant(softmax, mask, identity);
     check_policies(function, problem, options.rope, variant);
     check(problem, variant);
-    const bool differ = problem.lengths.is_given() || problem.in_cache;  // sequences may differ in length
-    largest = differ ? longest_shape(problem) : sequence_of(problem, 0).shape;
-    const NoThreads threads;
-    compiled::run_attention<Operand>(problem, variant, Result<ComputeType<T>>{}, nullptr,
-                                     AnyExecutor(threads, max_threads));
+    compiled::make_list<Operand>(problem, variant, Result<Compute>{}, threads_, memory_, list_);
+    explanation_.workspace_bytes = list_.run_bytes;
   }
 
-  /// Checks a scaling and a score of a bound call.
-  template <class S, class C>
-  void check_bound(const char* function, const S& scaling, const C& score) const {
-    check_score(score, largest);
-    check_scaling(function, scaling, largest);
+  const WorkList<Compute>& list() const { return list_; }
+  const Explanation& explanation() const { return explanation_; }
+
+  /// Runs a call in memory of list().run_bytes.
+  void run(const Problem<Compute>& problem, const Variant<Compute>& variant, const Result<Compute>& result,
+           std::span<std::byte> memory, const AnyExecutor& executor) const {
+    if (target_in_use() != explanation_.target) {
+      fail_format("ssmax::%s: the plan was made for the target %s, the active target is %s",
+                  problem.caller.function, target_name(explanation_.target), target_name(target_in_use()));
+    }
+    Workspace workspace(memory);
+    compiled::run_list(list_, problem, variant, result, workspace.reserve(list_.run_bytes), executor);
   }
+
+ private:
+  index_t threads_;
+  std::vector<index_t> queries_, keys_;  // that options.lengths refer to
+  Workspace memory_;                     // of the list
+  WorkList<Compute> list_;
+  Explanation explanation_{};
 };
 
 /// Throws unless an extent is the planned one.
 inline void check_planned(const char* function, const char* name, int i, index_t extent, index_t planned) {
   if (extent != planned) fail_extent(function, name, i, extent, "the plan", planned);
+}
+
+/// Returns the options of a bound call.
+template <class T>
+AttentionOptions<T> with_sinks(AttentionOptions<T> options, std::span<const ComputeType<T>> sinks) {
+  if (!sinks.empty()) options.sinks = sinks;
+  return options;
+}
+
+/// Throws unless the planned shared keys of sequences lie in the same memory in the source of a call.
+template <class Compute>
+void check_shared_keys(const char* function, const WorkList<Compute>& list, const Problem<Compute>& problem) {
+  const index_t sequence = find_unshared(list, problem);
+  if (sequence < 0) return;
+  fail_format(
+      "ssmax::%s: sequence %td of the source does not have the keys in common with others that the plan "
+      "found. Make a plan with this source",
+      function, sequence);
+}
+
+/// Checks a scaling and a score of a bound call.
+template <class Compute, class S, class C>
+void check_bound(const char* function, const Problem<Compute>& problem, const S& scaling, const C& score) {
+  for_each_shape(problem, [&](const QueryShape& shape) {
+    check_score(score, shape);
+    check_scaling(function, scaling, shape);
+  });
 }
 
 SSMAX_END

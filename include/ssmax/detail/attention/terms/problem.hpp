@@ -44,7 +44,6 @@ enum class Rotation : std::uint8_t {
 struct Caller {
   const char* function = "";
   Explanation* explanation = nullptr;
-  bool only_explains = false;  // a plan: the drivers return after they have explained the call
 };
 
 /// One call of attention.

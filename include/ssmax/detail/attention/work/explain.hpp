@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "../operands/gather.hpp"
+#include "list.hpp"
 #include "route.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -19,48 +21,66 @@ inline bool traces_calls() {
   return traces;
 }
 
-/// The explanation of one call. `explains` is false in most calls: drivers read it before they collect their sizes.
-class Explainer {
- public:
-  const bool explains;
-  const bool only_explains;
+/// Returns false in most calls.
+inline bool is_explained(const Caller& caller) { return caller.explanation != nullptr || traces_calls(); }
 
-  explicit Explainer(const Caller& caller)
-      : explains(caller.explanation != nullptr || traces_calls()),
-        only_explains(caller.only_explains),
-        caller_(caller) {}
+inline void print(const Explanation& e) {
+  char line[max_of_a_line];
+  write_line(e, line);
+  std::fprintf(stderr, "%s\n", line);
+}
 
-  /// Sets the values that are known before a driver runs. Compute is the type of sums.
-  template <class Compute>
-  void set(const Route& route, index_t rows) {
-    route_ = route;
-    rows_ = rows;
-    is_double_ = std::same_as<Compute, double>;
-  }
+/// Returns an explanation without the sizes of tasks.
+template <class Compute>
+Explanation explanation_of(const Caller& caller, const Route& route, index_t rows) {
+  const bool is_bf16 = route.path == Path::prefill_bf16 || route.path == Path::decode_bf16 ||
+                       route.path == Path::backward_bf16;
+  Explanation e;
+  e.function = caller.function;
+  e.target = target_in_use();
+  e.path = route.path;
+  if (route.path == Path::none) return e;
+  e.operands = is_bf16 ? "bfloat16" : std::same_as<Compute, double> ? "double" : "float";
+  e.rows = rows;
+  e.reason = route.reason;
+  return e;
+}
 
-  /// Publishes the explanation: the values of `set` and the sizes that a driver computed. Requires `explains`.
-  SSMAX_COLD void publish(Explanation e) const {
-    const Path path = e.tasks > 0 ? route_.path : Path::none;
-    const bool is_bf16 =
-        path == Path::prefill_bf16 || path == Path::decode_bf16 || path == Path::backward_bf16;
-    e.function = caller_.function;
-    e.path = path;
-    e.target = target_in_use();
-    e.operands = is_bf16 ? "bfloat16" : is_double_ ? "double" : "float";
-    e.rows = rows_;
-    e.reason = path == Path::none ? "" : route_.reason;
-    if (caller_.explanation != nullptr) *caller_.explanation = e;
-    if (only_explains || !traces_calls()) return;
-    char line[max_of_a_line];
-    write_line(e, line);
-    std::fprintf(stderr, "%s\n", line);
-  }
+/// Returns the explanation of one path of a phase.
+template <class Compute>
+SSMAX_COLD Explanation explanation_of(const WorkList<Compute>& list, const PhaseWorks& phase,
+                                      const PathWorks<Compute>& works, const Problem<Compute>& problem) {
+  const bool are_near = works.together.at_once > works.split.at_once &&
+                        interleaves_heads(problem.keys, works.probe.batch, works.probe.key, key_chunk);
+  const Split& split = are_near ? works.together : works.split;
+  const bool keeps_order = works.driver->keeps_order;
+  Explanation e = explanation_of<Compute>(problem.caller, {works.driver->path, works.reason}, works.rows);
+  e.query_block = works.queries;
+  e.key_block = works.sizes.block_keys;
+  e.tile_lanes = works.sizes.tile_lanes;
+  e.tasks = keeps_order ? works.pieces(split) : works.tasks;
+  e.key_chunks = split.chunks;
+  e.heads_together = keeps_order ? 1 : split.at_once;
+  e.threads = phase.lanes;
+  e.shared_sequences = list.shared_sequences;
+  e.workspace_bytes = bytes_of(list);
+  return e;
+}
 
- private:
-  const Caller& caller_;
-  Route route_{};
-  index_t rows_ = 0;
-  bool is_double_ = false;
-};
+/// Returns the explanation of the path of a list that runs last.
+template <class Compute>
+SSMAX_COLD Explanation explanation_of(const WorkList<Compute>& list, const Problem<Compute>& problem) {
+  if (list.phase_count == 0) return explanation_of<Compute>(problem.caller, Route{}, 0);
+  return explanation_of(list, list.phases[list.phase_count - 1], list.paths[list.path_count - 1], problem);
+}
+
+/// Prints one line for every path of a list, in the order of the phases.
+template <class Compute>
+SSMAX_COLD void print_list(const WorkList<Compute>& list, const Problem<Compute>& problem) {
+  if (list.phase_count == 0) print(explanation_of(list, problem));
+  for (const PhaseWorks& phase : std::span(list.phases, static_cast<std::size_t>(list.phase_count)))
+    for (const PathWorks<Compute>& works : paths_of(list, phase))
+      print(explanation_of(list, phase, works, problem));
+}
 
 SSMAX_END

@@ -1,148 +1,154 @@
-// Finds the sequences of a call whose first keys lie in the same memory, as sequences with common pages do. The driver
-// (sequence_run.hpp) computes these keys once for the queries of all these sequences: a phase per group writes states,
-// and in the last phase each sequence continues from its state.
+// Finds the sequences of a call whose first keys lie in the same memory, as sequences with common pages do. The first
+// phase of the list computes these keys once for the queries of all these sequences and writes states. In the second
+// phase each sequence continues from its state.
 //
 // Shared keys are whole key chunks. A query takes the same products and sums in the same order with and without the
 // first phase, so results are bit-identical.
 #pragma once
 
 #include <algorithm>
+#include <functional>
+#include <tuple>
 
 #include "../../memory/arena.hpp"
 #include "../terms/problem.hpp"
+#include "list.hpp"
 #include "route.hpp"
+#include "same_memory.hpp"
 
 SSMAX_BEGIN_DETAIL
 
 /// The largest number of rows of a sequence that takes part. More rows read keys once for all of them.
 inline constexpr index_t most_sharing_rows = decode_rows;
 
-/// Sequences whose first keys lie in the same memory. All have the same number of queries.
-struct SharingGroup {
-  index_t first = 0, count = 0;  // its sequences are members[first, first + count)
-};
+/// Returns whether sequences of a call may have shared keys.
+template <class Compute>
+bool may_share(const Problem<Compute>& problem, const Result<Compute>& result) {
+  return problem.keys.shares_keys() && problem.sequences() > 1 && !problem.rotates_keys() &&
+         result.state.shift.data_handle() == nullptr;
+}
 
 /// The groups of a call.
 template <class Compute>
-class SharedKeyGroups {
+class SharedKeys {
  public:
-  /// Takes memory and finds the groups. Without a block of memory, counts its bytes.
-  SharedKeyGroups(Arena& arena, const Problem<Compute>& problem, std::span<const Sequence> sequences)
-      : problem_(&problem),
-        all_(sequences),
-        entries_(problem.sequences()),
-        counts_(arena.take<index_t>(entries_)),
-        firsts_(arena.take<const void*>(entries_)),
-        leaders_(arena.take<index_t>(entries_)),
-        members_(arena.take<Sequence>(entries_)),
-        groups_(arena.take<SharingGroup>(entries_)) {
-    if (counts_ != nullptr) find();
-  }
+  /// Takes memory. Without a block of memory, counts its bytes.
+  SharedKeys(Arena& arena, index_t sequences)
+      : candidates_(arena.take<Candidate>(sequences)), common_(arena.take<index_t>(sequences)) {}
 
-  /// Returns whether sequences of a call may have shared keys.
-  static bool may_share(const Problem<Compute>& problem, const Result<Compute>& result) {
-    return problem.keys.shares_keys() && problem.sequences() > 1 && !problem.rotates_keys() &&
-           result.state.shift.data_handle() == nullptr;
-  }
-
-  bool is_empty() const { return group_count_ == 0; }
-  index_t size() const { return group_count_; }
-  /// Returns the number of sequences with shared keys.
-  index_t shared_sequences() const { return shared_sequences_; }
-  /// Returns the largest number of queries of a sequence in a group.
-  index_t most_queries() const { return most_queries_; }
-  /// Returns the sequences of a group.
-  std::span<const Sequence> sequences(index_t i) const {
-    return {members_ + groups_[i].first, static_cast<std::size_t>(groups_[i].count)};
-  }
-
-  /// Narrows the sequences of the groups to their shared keys, and the sequences of the call to their other keys.
-  /// Routes the groups.
-  void narrow(std::span<Sequence> sequences, const Result<Compute>& result, bool explains) {
-    for (index_t i = 0; i < group_count_; ++i) {
-      const SharingGroup& group = groups_[i];
-      const Route route = detail::route(*problem_, result, members_[group.first], group.count, explains);
-      for (index_t m = group.first; m < group.first + group.count; ++m) {
-        Sequence& member = members_[m];
-        member.stored.end = std::min(member.stored.end, counts_[member.batch]);
-        member.path = route.path;
-        member.reason = route.reason;
-      }
+  /// Writes the groups of the sequences of a list. Narrows the members of the groups to their shared keys, and the
+  /// sequences of the call to their other keys. Routes the groups.
+  void find(WorkList<Compute>& list, const Problem<Compute>& problem, const Result<Compute>& result,
+            bool explains) {
+    problem_ = &problem;
+    list_ = &list;
+    const std::span<Candidate> candidates = find_candidates();
+    std::fill_n(common_, list.listed, index_t{0});
+    for (std::size_t first = 0, end; first < candidates.size(); first = end) {
+      end = first + 1;
+      while (end < candidates.size() && is_alike(candidates[first], candidates[end])) ++end;
+      group(candidates.subspan(first, end - first));
     }
-    for (Sequence& sequence : sequences) {
-      const index_t count = counts_[sequence.batch];
-      sequence.stored.begin = std::max(sequence.stored.begin, count);
-      sequence.has_start = count > 0;
+    for (index_t i = 0; i < list.group_count; ++i) {
+      const SharingGroup& some = list.groups[i];
+      const Route taken = route(problem, result, list.members[some.first], some.count, explains);
+      list.members[some.first].path = taken.path;
+      list.members[some.first].reason = taken.reason;
+    }
+    for (index_t i = 0; i < list.listed; ++i) {
+      Sequence& sequence = list.sequences[i];
+      sequence.stored.begin = std::max(sequence.stored.begin, common_[i]);
+      sequence.has_start = common_[i] > 0;
     }
   }
 
  private:
-  /// Compares each sequence with the first sequence of each group, page by page.
-  void find() {
-    std::fill_n(counts_, entries_, index_t{0});
-    for (index_t b = 0; b < entries_; ++b) {
-      leaders_[b] = -1;
-      if (!takes_part(b)) continue;
-      firsts_[b] = problem_->keys.run(b, 0, 0).k;
-      leaders_[b] = b;
-      for (index_t other = 0; other < b; ++other) {
-        if (leaders_[other] != other || firsts_[other] != firsts_[b] || queries(other) != queries(b))
-          continue;
-        const index_t count = common_keys(other, b);
-        if (count == 0) continue;
-        leaders_[b] = other;
-        counts_[b] = count;
-        counts_[other] = std::max(counts_[other], count);
-        break;
+  /// A sequence that may share keys, with the memory of its first key.
+  struct Candidate {
+    const void* first_key;
+    index_t queries, sequence;
+  };
+
+  static bool is_alike(const Candidate& a, const Candidate& b) {
+    return a.first_key == b.first_key && a.queries == b.queries;
+  }
+
+  /// Lists the candidates, those with the same first key and number of queries one after another.
+  std::span<Candidate> find_candidates() {
+    index_t count = 0;
+    for (index_t i = 0; i < list_->listed; ++i) {
+      const Sequence& sequence = list_->sequences[i];
+      const index_t rows = sequence.queries * problem_->heads_per_kv_head();
+      if (rows > 0 && rows <= most_sharing_rows && sequence.shape.keys >= key_chunk &&
+          sequence.stored.begin == 0)
+        candidates_[count++] = {problem_->keys.run(sequence.batch, 0, 0).k, sequence.queries, i};
+    }
+    std::sort(candidates_, candidates_ + count, [](const Candidate& a, const Candidate& b) {
+      if (a.first_key != b.first_key) return std::less<>()(a.first_key, b.first_key);
+      return std::tie(a.queries, a.sequence) < std::tie(b.queries, b.sequence);
+    });
+    return {candidates_, static_cast<std::size_t>(count)};
+  }
+
+  /// Makes groups of candidates that are alike: of those with a key chunk in the same memory. Most candidates have it
+  /// in common with the first one. The others are sorted by the memory of their first chunk.
+  void group(std::span<Candidate> alike) {
+    if (alike.size() < 2) return;
+    const auto is_before = [](const Candidate& a, const Candidate& b) { return a.sequence < b.sequence; };
+    const Candidate leader = alike.front();
+    const auto shares_with_leader = [&](const Candidate& other) {
+      return other.sequence == leader.sequence || compare(leader, other, key_chunk).common == key_chunk;
+    };
+    const auto others = std::partition(alike.begin(), alike.end(), shares_with_leader);
+    std::sort(alike.begin(), others, is_before);
+    add_group({alike.begin(), others});
+    std::sort(others, alike.end(), [&](const Candidate& a, const Candidate& b) {
+      const KeysCompared compared = compare(a, b, key_chunk);
+      return compared.common == key_chunk ? is_before(a, b) : compared.is_less;
+    });
+    for (auto first = others, end = first; first != alike.end(); first = end) {
+      end = std::find_if(first + 1, alike.end(), [&](const Candidate& other) {
+        return compare(*first, other, key_chunk).common < key_chunk;
+      });
+      add_group({first, end});
+    }
+  }
+
+  /// Adds a group with the keys that each candidate has in common with the first one, in whole key chunks.
+  void add_group(std::span<const Candidate> candidates) {
+    if (candidates.size() < 2) return;
+    WorkList<Compute>& list = *list_;
+    const index_t leader = candidates.front().sequence;
+    SharingGroup& added = list.groups[list.group_count++] = {list.shared_sequences, 0};
+    for (const Candidate& candidate : candidates) {
+      const index_t i = candidate.sequence,
+                    end = std::min(list.sequences[leader].shape.keys, list.sequences[i].shape.keys);
+      if (i != leader) {
+        common_[i] = compare(candidates.front(), candidate, end).common / key_chunk * key_chunk;
+        common_[leader] = std::max(common_[leader], common_[i]);
       }
+      list.members[added.first + added.count++] = list.sequences[i];
     }
-    index_t listed = 0;
-    for (index_t leader = 0; leader < entries_; ++leader) {
-      if (counts_[leader] == 0 || leaders_[leader] != leader) continue;
-      const index_t first = listed;
-      for (index_t b = leader; b < entries_; ++b) {
-        if (leaders_[b] == leader) members_[listed++] = sequence(b);
-      }
-      groups_[group_count_++] = {first, listed - first};
-      most_queries_ = std::max(most_queries_, queries(leader));
+    list.shared_sequences += added.count;
+    list.shared_queries = std::max(list.shared_queries, candidates.front().queries);
+    for (index_t m = added.first; m < added.first + added.count; ++m) {
+      Sequence& member = list.members[m];
+      member.stored.end = std::min(member.stored.end, common_[member.batch]);
     }
-    shared_sequences_ = listed;
   }
 
-  const Sequence& sequence(index_t b) const { return all_[static_cast<std::size_t>(b)]; }
-  index_t queries(index_t b) const { return sequence(b).queries; }
-
-  bool takes_part(index_t b) const {
-    const index_t rows = queries(b) * problem_->heads_per_kv_head();
-    return rows > 0 && rows <= most_sharing_rows && sequence(b).shape.keys >= key_chunk &&
-           sequence(b).stored.begin == 0;
+  KeysCompared compare(const Candidate& a, const Candidate& b, index_t end) const {
+    return compare_keys(problem_->keys, list_->sequences[a.sequence].batch,
+                        list_->sequences[b.sequence].batch, end);
   }
 
-  /// Returns the number of first keys of two sequences that lie in the same memory, in whole key chunks.
-  index_t common_keys(index_t a, index_t b) const {
-    const AnyKeys<Compute>& keys = problem_->keys;
-    const index_t end = std::min(sequence(a).shape.keys, sequence(b).shape.keys) / key_chunk * key_chunk;
-    index_t key = 0;
-    while (key < end) {
-      const AnyKeyRun run = keys.run(a, 0, key), other = keys.run(b, 0, key);
-      if (run.k != other.k || run.v != other.v) break;
-      key += std::min(run.count, other.count);
-    }
-    return std::min(key, end) / key_chunk * key_chunk;
-  }
-
-  const Problem<Compute>* problem_;
-  std::span<const Sequence> all_;
-  index_t entries_;
-  index_t* counts_;      // [entries]: shared keys of a sequence
-  const void** firsts_;  // [entries]: the first key
-  index_t* leaders_;     // [entries]: the first sequence of the group, or -1
-  Sequence* members_;    // [entries]: the sequences of all groups
-  SharingGroup* groups_;
-  index_t group_count_ = 0, shared_sequences_ = 0, most_queries_ = 0;
+  const Problem<Compute>* problem_ = nullptr;
+  WorkList<Compute>* list_ = nullptr;
+  Candidate* candidates_;
+  index_t* common_;  // [sequences]: keys that a sequence has in common with others
 };
 
-/// Takes memory of states after the shared keys, [entries, heads, queries].
+/// Takes memory of states after the shared keys, [sequences, heads, queries].
 template <class Compute>
 AttentionState<Compute> take_states(Arena& arena, const Problem<Compute>& problem, index_t queries) {
   const index_t batch = problem.sequences(), heads = problem.q.end_head() + problem.heads_after,

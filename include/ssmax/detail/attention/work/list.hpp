@@ -1,0 +1,141 @@
+// Defines WorkList, what a call has to compute, as data: which rows of which sequences, on which path, in which phase.
+// plan.hpp makes the list, run.hpp computes it, explain.hpp prints it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+
+#include "../../memory/arena.hpp"
+#include "../terms/problem.hpp"
+#include "path_driver.hpp"
+
+SSMAX_BEGIN_SHARED
+
+/// Tasks that differ in sequence, kv head and query block alone. The sequences are alike: places [first, first + count)
+/// of the list. A task computes rows of one of them or, in a phase of shared keys, of all of them.
+struct Works {
+  index_t first, count;
+  index_t rows;    // rows of a kv head that a task may compute together
+  index_t blocks;  // query blocks of these rows
+  index_t begin;   // the number of the first task, counted over the works of the path
+  double cost;     // of a sequence
+};
+
+/// How the tasks of a path are divided among lanes.
+struct Split {
+  index_t chunks;   // key chunks that are separate pieces; 1: a task computes all keys
+  index_t at_once;  // tasks that a lane takes at once: tiles, or kv heads that it computes chunk by chunk
+};
+
+/// The works of one path in one phase.
+template <class Compute>
+struct PathWorks {
+  const PathDriver<Compute>* driver;
+  const char* reason;  // why no faster path takes the sequence with the most rows
+  index_t rows;        // the largest number of rows of works
+  index_t queries;     // the largest number of rows of a task
+  index_t tasks;
+  Split split;     // if the kv heads lie apart in memory
+  Split together;  // if the keys of kv heads lie near each other at `probe`, in the memory of the call
+  struct {
+    index_t batch, key;
+  } probe;
+  index_t first_chunk;  // of all tasks
+  TaskSizes sizes;
+  std::size_t lane_bytes, waiting_bytes;
+  index_t works, works_count;  // the place in WorkList::works
+  Works only;                  // the works, if works_count is 1
+
+  SSMAX_INLINE bool waits() const { return split.chunks > 1 || together.chunks > 1; }
+  SSMAX_INLINE index_t pieces(const Split& by) const {
+    return (tasks + by.at_once - 1) / by.at_once * by.chunks;
+  }
+};
+
+/// Works that one run of the executor computes, or two runs if the keys of a path are split.
+struct PhaseWorks {
+  index_t first, count;  // PathWorks of the list
+  index_t lanes;         // parts of the executor's run, with memory of their own
+  std::size_t lane_bytes, bytes;
+  bool
+      are_together;  // whether a task computes rows of all sequences of its works: their keys lie in the same memory
+};
+
+/// Sequences [first, first + count) of WorkList::members, whose first keys lie in the same memory.
+struct SharingGroup {
+  index_t first, count;
+};
+
+/// The list of a call. Without sequences, the sequences are the batch entries of q, and all are alike.
+template <class Compute>
+struct WorkList {
+  static constexpr index_t most_paths = 5, most_phases = 2;
+
+  index_t listed;       // sequences in the list
+  Sequence* sequences;  // [listed]
+  Sequence* members;    // [listed]: sequences of groups, narrowed to their shared keys
+  SharingGroup* groups;
+  Works* works;
+  index_t group_count, works_count, path_count, phase_count;
+  index_t shared_sequences,
+      shared_queries;  // sequences of all groups; largest number of queries of one of them
+  PathWorks<Compute> paths[most_phases * most_paths];
+  PhaseWorks phases[most_phases];
+  std::size_t making_bytes;  // memory to make the list
+  std::size_t list_bytes;    // memory of the arrays
+  std::size_t state_bytes;   // memory of the states after shared keys
+  std::size_t run_bytes;     // memory of states, lanes and split keys
+
+  SSMAX_INLINE bool has_groups() const { return group_count > 0; }
+};
+
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
+
+template <class Compute>
+std::span<const PathWorks<Compute>> paths_of(const WorkList<Compute>& list, const PhaseWorks& phase) {
+  return {list.paths + phase.first, static_cast<std::size_t>(phase.count)};
+}
+
+/// Returns the works of a task.
+template <class Compute>
+const Works& works_of(const WorkList<Compute>& list, const PathWorks<Compute>& path, index_t task) {
+  if (path.works_count == 1) return path.only;
+  const Works* const first = list.works + path.works;
+  return *(std::upper_bound(first, first + path.works_count, task,
+                            [](index_t i, const Works& works) { return i < works.begin; }) -
+           1);
+}
+
+/// Takes memory for the arrays of a list.
+template <class Compute>
+void take_arrays(WorkList<Compute>& list, Arena& arena, index_t sequences) {
+  list.sequences = arena.take<Sequence>(sequences);
+  list.members = arena.take<Sequence>(sequences);
+  list.groups = arena.take<SharingGroup>(sequences / 2);
+  list.works = arena.take<Works>(sequences + sequences / 2);
+}
+
+/// Returns the memory that a call needs for its list and its run.
+template <class Compute>
+std::size_t bytes_of(const WorkList<Compute>& list) {
+  return std::max(list.making_bytes, add_bytes(list.list_bytes, list.run_bytes));
+}
+
+/// Calls f(sequence) for the sequences of works whose keys are read: one of those that a task computes together.
+template <class Compute, class F>
+void for_each_sequence(const WorkList<Compute>& list, const Problem<Compute>& problem,
+                       const PhaseWorks& phase, const Works& works, const F& f) {
+  if (phase.are_together) return f(list.members[works.first]);
+  for (index_t i = works.first; i < works.first + works.count; ++i) {
+    if (list.listed > 0) {
+      f(list.sequences[i]);
+    } else {
+      f(sequence_of(problem, i));
+    }
+  }
+}
+
+SSMAX_END
