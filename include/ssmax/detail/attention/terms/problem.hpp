@@ -82,7 +82,10 @@ struct Problem {
   SSMAX_INLINE index_t value_width() const { return keys.shape().value_width; }
   SSMAX_INLINE index_t kv_heads() const { return keys.shape().kv_heads; }
   /// Returns the number of query heads per kv head.
-  SSMAX_INLINE index_t heads_per_kv_head() const { return q.extent(1) / std::max<index_t>(kv_heads(), 1); }
+  SSMAX_INLINE index_t heads_per_kv_head() const {
+    const index_t heads = q.extent(1), of_keys = kv_heads();
+    return heads == of_keys && heads > 0 ? 1 : heads / std::max<index_t>(of_keys, 1);
+  }
 };
 
 /// The outputs of a call: normalized out and lse, or a state to be merged with other states.
