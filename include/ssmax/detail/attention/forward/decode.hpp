@@ -277,23 +277,33 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     const std::byte **k = memory_.k_rows + first, **v = memory_.v_rows + first;
     const index_t count = keys.size(), k_bytes = source.k_row() * source.k_size(),
                   v_bytes = source.v_row() * source.v_size();
+    const HeadDistance& distance = source.head_distance();
+    const index_t heads = kv_head_ - listed_.kv_head, last_head = problem_.kv_heads() - 1;
     const bool moves = are_listed(keys) && listed_.first == first;
     if (moves) {
-      const HeadDistance& distance = source.head_distance();
-      const index_t heads = kv_head_ - listed_.kv_head;
       for (index_t i = 0; i < count; ++i) k[i] += heads * distance.k;
       for (index_t i = 0; i < count; ++i) v[i] += heads * distance.v;
     } else {
       source.find_rows(batch_, kv_head_, keys, k, v);
     }
+    const bool is_prefetched = moves && heads == 1 && listed_.prefetches_next,
+               follows = heads == 1 || heads == -last_head;
     listed_ = {batch_, kv_head_, first, keys};
     if (count > listed_ahead) {
       std::fill_n(v + count, listed_ahead, v[count - 1]);
       std::copy_n(v, listed_ahead, k + count);
       return prefetch_rows(k, listed_ahead, k_bytes);
     }
-    prefetch_rows(k, count, k_bytes);
-    prefetch_rows(v, count, v_bytes);
+    if (!is_prefetched) {
+      prefetch_rows(k, count, k_bytes);
+      prefetch_rows(v, count, v_bytes);
+    }
+    // A lane that computes one kv head after the other prefetches the next one.
+    listed_.prefetches_next = distance.is_known && follows && kv_head_ < last_head &&
+                              count * (k_bytes + v_bytes) <= max_next_bytes;
+    if (!listed_.prefetches_next) return;
+    for (index_t i = 0; i < count; ++i) prefetch_bytes(k[i] + distance.k, k_bytes);
+    for (index_t i = 0; i < count; ++i) prefetch_bytes(v[i] + distance.v, v_bytes);
   }
 
   /// Returns whether the rows of a range can be computed from the rows of another kv head that are listed.
@@ -412,6 +422,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   struct Listed {
     index_t batch = -1, kv_head = 0, first = 0;
     KeyRange keys{};
+    bool prefetches_next = false;  // those of the next kv head
   };
   mutable Listed listed_;
 };
