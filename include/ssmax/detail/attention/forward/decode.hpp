@@ -278,17 +278,16 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     const index_t count = keys.size(), k_bytes = source.k_row() * source.k_size(),
                   v_bytes = source.v_row() * source.v_size();
     const HeadDistance& distance = source.head_distance();
-    const index_t heads = kv_head_ - listed_.kv_head, last_head = problem_.kv_heads() - 1;
-    const bool moves = are_listed(keys) && listed_.first == first;
-    if (moves) {
+    if (are_listed(keys) && listed_.first == first) {
+      const index_t heads = kv_head_ - listed_.kv_head;
       for (index_t i = 0; i < count; ++i) k[i] += heads * distance.k;
       for (index_t i = 0; i < count; ++i) v[i] += heads * distance.v;
     } else {
       source.find_rows(batch_, kv_head_, keys, k, v);
     }
-    const bool is_prefetched = moves && heads == 1 && listed_.prefetches_next,
-               follows = heads == 1 || heads == -last_head;
-    listed_ = {batch_, kv_head_, first, keys};
+    const index_t task = batch_ * problem_.kv_heads() + kv_head_;
+    const bool follows = task == listed_.task + 1, is_prefetched = follows && listed_.prefetches_next;
+    listed_ = {task, batch_, kv_head_, first, keys};
     if (count > listed_ahead) {
       std::fill_n(v + count, listed_ahead, v[count - 1]);
       std::copy_n(v, listed_ahead, k + count);
@@ -298,12 +297,22 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       prefetch_rows(k, count, k_bytes);
       prefetch_rows(v, count, v_bytes);
     }
-    // A lane that computes one kv head after the other prefetches the next one.
-    listed_.prefetches_next = distance.is_known && follows && kv_head_ < last_head &&
-                              count * (k_bytes + v_bytes) <= max_next_bytes;
+    listed_.prefetches_next = follows && count * (k_bytes + v_bytes) <= max_next_bytes;
     if (!listed_.prefetches_next) return;
-    for (index_t i = 0; i < count; ++i) prefetch_bytes(k[i] + distance.k, k_bytes);
-    for (index_t i = 0; i < count; ++i) prefetch_bytes(v[i] + distance.v, v_bytes);
+    // A lane that computes one kv head after the other prefetches the next one, also of the next sequence.
+    if (kv_head_ + 1 < problem_.kv_heads()) {
+      if (!distance.is_known) return;
+      for (index_t i = 0; i < count; ++i) prefetch_bytes(k[i] + distance.k, k_bytes);
+      for (index_t i = 0; i < count; ++i) prefetch_bytes(v[i] + distance.v, v_bytes);
+    } else if (batch_ + 1 < problem_.sequences()) {
+      KeyRange next = source.stored(batch_ + 1);
+      next.end = std::min(next.end, next.begin + count);
+      if (next.size() <= 0) return;
+      const std::byte *next_k[listed_ahead], *next_v[listed_ahead];
+      source.find_rows(batch_ + 1, 0, next, next_k, next_v);
+      prefetch_rows(next_k, next.size(), k_bytes);
+      prefetch_rows(next_v, next.size(), v_bytes);
+    }
   }
 
   /// Returns whether the rows of a range can be computed from the rows of another kv head that are listed.
@@ -420,9 +429,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
 
   /// The last rows that were listed.
   struct Listed {
-    index_t batch = -1, kv_head = 0, first = 0;
+    index_t task = -2, batch = -1, kv_head = 0, first = 0;  // task: counts the kv heads of all sequences
     KeyRange keys{};
-    bool prefetches_next = false;  // those of the next kv head
+    bool prefetches_next = false;  // the rows of the next task
   };
   mutable Listed listed_;
 };
