@@ -97,7 +97,9 @@ struct SourceRows {
   }
   template <class S>
   static HeadDistance head_distance(const S& source) {
-    if constexpr (requires { { source.head_distance() } -> std::same_as<HeadDistance>; }) {
+    if constexpr (requires {
+                    { source.head_distance() } -> std::same_as<HeadDistance>;
+                  }) {
       return source.head_distance();
     } else {
       return {};

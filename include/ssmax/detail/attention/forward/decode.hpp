@@ -424,8 +424,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else count_
   std::uint32_t visible_blocks_ = 0;  // under a mask with runs: one bit per visible_block keys of the chunk
   Prefetching prefetching_;
-  bool lists_rows_ = false;    // of short runs
-  index_t padded_rows_ = 0;    // rows of q that end with 0
+  bool lists_rows_ = false;  // of short runs
+  index_t padded_rows_ = 0;  // rows of q that end with 0
 
   /// The last rows that were listed.
   struct Listed {
