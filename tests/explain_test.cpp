@@ -114,7 +114,7 @@ TEST_CASE("decode reports its path and the reason against a faster one", "[decod
     check(explain_decode<bfloat16, half>(8, 300), "decode", Path::decode, products ? other_keys : "");
     check(explain_decode<float, bfloat16>(8, 300), "decode", Path::decode, products ? other_queries : "");
     check(explain_decode<double, double>(16, 100), "decode", Path::decode, cached);
-    check(explain_decode<double, double>(17, 100), "decode", Path::short_keys, "");  // bit-identical to prefill
+    check(explain_decode<double, double>(17, 100), "decode", Path::short_keys, "");  // not prefill
     check(explain_decode<double, double>(3, 100), "decode", Path::decode, "");
     check(explain_decode<double, double>(8, 300), "decode", Path::decode, "");
     if (products) {
