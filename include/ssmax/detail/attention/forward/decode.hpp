@@ -270,8 +270,10 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     });
   }
 
-  /// Lists the rows of keys and values from number `first` of the chunk on. The last keys prefetch the first values.
-  /// Prefetches the first keys. Measured: docs/measured.md.
+  /// Lists the rows of keys and values from number `first` of the chunk on. In a list of more than listed_ahead keys,
+  /// the last keys prefetch the first values, and list_rows prefetches the first keys. In a shorter list, list_rows
+  /// prefetches all rows. A lane that computes one kv head after the other prefetches them one task earlier.
+  /// Measured: docs/measured.md.
   void list_rows(KeyRange keys, index_t first) const {
     const AnyKeys<Compute>& source = problem_.keys;
     const std::byte **k = memory_.k_rows + first, **v = memory_.v_rows + first;
@@ -299,7 +301,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     }
     listed_.prefetches_next = follows && count * (k_bytes + v_bytes) <= max_next_bytes;
     if (!listed_.prefetches_next) return;
-    // A lane that computes one kv head after the other prefetches the next one, also of the next sequence.
+    // The next task computes the next kv head or, after the last one, the next sequence.
     if (kv_head_ + 1 < problem_.kv_heads()) {
       if (!distance.is_known) return;
       for (index_t i = 0; i < count; ++i) prefetch_bytes(k[i] + distance.k, k_bytes);
