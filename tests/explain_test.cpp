@@ -113,8 +113,8 @@ TEST_CASE("decode reports its path and the reason against a faster one", "[decod
     bf16(explain_decode<bfloat16, bfloat16>(17, 300), products, Path::prefill_bf16, Path::prefill, "");
     check(explain_decode<bfloat16, half>(8, 300), "decode", Path::decode, products ? other_keys : "");
     check(explain_decode<float, bfloat16>(8, 300), "decode", Path::decode, products ? other_queries : "");
-    // At most 128 keys: only the cache prevents short_keys.
-    check(explain_decode<double, double>(8, 100), "decode", Path::decode, cached);
+    check(explain_decode<double, double>(16, 100), "decode", Path::decode, cached);
+    check(explain_decode<double, double>(17, 100), "decode", Path::short_keys, "");  // not prefill
     check(explain_decode<double, double>(3, 100), "decode", Path::decode, "");
     check(explain_decode<double, double>(8, 300), "decode", Path::decode, "");
     if (products) {

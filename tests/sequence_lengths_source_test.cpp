@@ -120,16 +120,16 @@ Sequences every_path(bool is_packed) {
 
 template <class T>
 void check_all(const Sizes& sizes) {
-  const std::set<Path> both{Path::decode, Path::prefill};
+  const std::set<Path> all{Path::short_keys, Path::decode, Path::prefill};
   const ssmax::Rope<Compute<T>> rope({.width = sizes.d / 2 * 2}, 2200);
   const std::vector<Compute<T>> sinks(static_cast<std::size_t>(sizes.heads), Compute<T>(0.5));
   for (const bool is_packed : {true, false}) {
     const Sequences sequences = every_path(is_packed);
     const KvCache<T> cache = cache_of<T>(sequences, sizes);
-    check_bits<T>(sequences, sizes, cache, Causal{}, Identity{}, {.rope = &rope}, both);
-    check_bits<T>(sequences, sizes, Pages<T>{cache, 16}, Causal{}, Identity{}, {.sinks = sinks}, both);
+    check_bits<T>(sequences, sizes, cache, Causal{}, Identity{}, {.rope = &rope}, all);
+    check_bits<T>(sequences, sizes, Pages<T>{cache, 16}, Causal{}, Identity{}, {.sinks = sinks}, all);
     check_bits<T>(sequences, sizes, Pages<T>{cache, 7}, SlidingWindow{50}, Softcap{5},
-                  {.rope = &rope, .rotate_source_keys = true}, both);
+                  {.rope = &rope, .rotate_source_keys = true}, all);
   }
 }
 
@@ -147,7 +147,7 @@ TEST_CASE("lengths of queries over a ring that has forgotten keys", "[decode][le
     const Sequences sequences({3, 0, 20, 1, 9}, {300, 80, 1500, 90, 40}, is_packed);
     const KvCache<float> ring = cache_of<float>(sequences, sizes, 90);
     check_bits<float>(sequences, sizes, ring, SlidingWindow{60}, Identity{}, {},
-                      {Path::decode, Path::prefill});
+                      {Path::short_keys, Path::decode, Path::prefill});
   }
 }
 

@@ -79,11 +79,13 @@
 ///
 /// | path | condition | rounded to bfloat16 | error of out | error of lse |
 /// |---|---|---|---|---|
-/// | short_keys | at most 128 keys, 4 rows or more; no cache, no `continues` | - | as float | as float |
+/// | short_keys | at most 128 keys, 4 rows or more; no `continues`; cache: below | - | as float | as float |
 /// | prefill_bf16 | bf16 (below); amx: 5 rows or more; others: above 16 | weights | 2.1 ε·Σ p abs(v) | 1.1 ε |
 /// | decode_bf16 | bf16 (below); not amx; 5 to 16 rows; keys not rotated | weights | 2.1 ε·Σ p abs(v) | 1.1 ε |
 /// | decode | at most 16 rows | - | as float | as float |
 /// | prefill | all other calls | - | as float | as float |
+///
+/// Over a cache, short_keys takes float products of more than 16 rows. Its results are bit-identical to prefill's.
 ///
 /// "bf16" means: q, k and v are bfloat16, the target is amx, avx512_bf16 or neon_bf16, and `float_products` is false.
 /// The keys and values of a cache may also have 8 bits (eight_bit.hpp): the path dequantizes their rows to bfloat16.

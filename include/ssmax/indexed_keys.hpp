@@ -85,7 +85,7 @@ class IndexedKeys {
   /// Returns a run of keys that starts at entry `key` of kv head h in sequence b. Indices that follow one another make
   /// one run.
   [[nodiscard]] KeyRun<K, V> run(index_t b, index_t h, index_t key) const {
-    const Index* entry = &indices_(b, indices_.extent(1) == 1 ? 0 : h, key);
+    const Index* entry = &indices_(b, shares_list() ? 0 : h, key);
     const auto token = static_cast<index_t>(*entry);
     const index_t most = std::min(length(b) - key, longest_run), step = indices_.stride(2);
     index_t count = 1;
@@ -106,7 +106,27 @@ class IndexedKeys {
   }
 
  private:
+  friend detail::SourceRows;
+
   static constexpr index_t longest_run = 512;  // no kernel reads more keys at once
+
+  bool shares_list() const { return indices_.extent(1) == 1; }
+
+  /// Writes the addresses of `count` keys and values from entry `first` on.
+  void find_rows(index_t b, index_t h, index_t first, index_t count, detail::RowLists to) const {
+    const Index* const entries = &indices_(b, shares_list() ? 0 : h, first);
+    const K* const k = k_.data_handle() + h * k_.stride(1);
+    const V* const v = v_.data_handle() + h * v_.stride(1);
+    const index_t step = indices_.stride(2), k_stride = k_.stride(0), v_stride = v_.stride(0);
+    for (index_t i = 0; i < count; ++i) {
+      const auto token = static_cast<index_t>(entries[i * step]);
+      to.k[i] = reinterpret_cast<const std::byte*>(k + token * k_stride);
+      to.v[i] = reinterpret_cast<const std::byte*>(v + token * v_stride);
+    }
+  }
+  detail::HeadDistance head_distance() const {
+    return {shares_list(), detail::bytes_of<K>(k_.stride(1)), detail::bytes_of<V>(v_.stride(1))};
+  }
 
   /// Returns the factor of a row. A view that is not given has no factors: null.
   static const float* scale_of(const View<const float, 2>& scales, index_t token, index_t h) {

@@ -87,7 +87,11 @@ class OnlineSoftmax {
   [[nodiscard]] double sum() const { return poisoned_ ? std::numeric_limits<double>::quiet_NaN() : sum_; }
 
   /// Returns to the state without keys.
-  void reset() { *this = OnlineSoftmax(c_); }
+  void reset() {
+    shift_ = 0;
+    sum_ = 0;
+    poisoned_ = false;
+  }
 
  private:
   double c_;

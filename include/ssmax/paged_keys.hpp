@@ -191,7 +191,27 @@ class PagedKeys {
   }
 
  private:
+  friend detail::SourceRows;
+
   static constexpr index_t longest_run = 1024;
+
+  /// Writes the addresses of `count` keys and values from position `first` on.
+  void find_rows(index_t b, index_t h, index_t first, index_t count, detail::RowLists to) const {
+    const index_t size = page_size(), k_stride = k_.stride(1), v_stride = v_.stride(1);
+    index_t entry = first / size, at = first % size;
+    for (index_t i = 0; i < count; ++entry, at = 0) {
+      const index_t page = std::max<index_t>(table_.page(b, entry), 0), end = std::min(count, i + size - at);
+      const K* k = detail::row_of(k_, page, at, h);
+      const V* v = detail::row_of(v_, page, at, h);
+      for (; i < end; ++i, k += k_stride, v += v_stride) {
+        to.k[i] = reinterpret_cast<const std::byte*>(k);
+        to.v[i] = reinterpret_cast<const std::byte*>(v);
+      }
+    }
+  }
+  detail::HeadDistance head_distance() const {
+    return {true, detail::bytes_of<K>(k_.stride(2)), detail::bytes_of<V>(v_.stride(2))};
+  }
 
   index_t page_size() const { return k_.extent(1); }
   /// Returns whether page p + 1 follows page p in memory, and so do the factors. Returns false with factors per

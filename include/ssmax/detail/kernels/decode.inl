@@ -143,8 +143,12 @@ void decode_logits_rows(StridedRows<const typename S::Value> q, const Rows& key_
     }
     V sums = fold<S, Sum>(sum);
     if constexpr (stored_unit<S, X> != 1) sums = S::mul(sums, S::set(stored_unit<S, X>));
-    if (rows == 1 && count == step) {
-      S::store(s.first + first, sums);
+    if (rows == 1) {
+      if (count == step) {
+        S::store(s.first + first, sums);
+      } else {
+        S::store_part(s.first + first, sums, count);
+      }
       continue;
     }
     T lanes[S::width];

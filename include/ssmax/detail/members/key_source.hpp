@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 
 #include "../../config.hpp"
 #include "optional_member.hpp"
@@ -64,6 +65,47 @@ SSMAX_OPTIONAL_MEMBER(has_shares_keys, "source of keys", shares_keys, std::same_
                       "bool shares_keys() const")
 SSMAX_OPTIONAL_MEMBER(has_forgotten, "source of keys", forgotten, std::same_as<KeyRange>,
                       "KeyRange forgotten(index_t batch) const", index_t{})
+
+/// The addresses of keys and values.
+struct RowLists {
+  const std::byte **k, **v;
+};
+
+/// The bytes from a key, or a value, of a kv head to that of the next kv head at the same position.
+struct HeadDistance {
+  bool is_known = false;
+  index_t k = 0, v = 0;
+};
+
+/// Returns the bytes of a stride, modulo 2^64: the stride of a single kv head may be any number.
+template <class X>
+constexpr index_t bytes_of(index_t stride) {
+  return static_cast<index_t>(static_cast<std::size_t>(stride) * sizeof(X));
+}
+
+/// Calls private members of the library's sources: find_rows writes the addresses of a range, and head_distance returns
+/// the one distance of all kv heads and positions.
+struct SourceRows {
+  template <class S>
+  static constexpr bool has_find_rows = requires(const S& source, index_t i, RowLists to) {
+    source.find_rows(i, i, i, i, to);
+  };
+  template <class S>
+  static void find_rows(const S& source, index_t batch, index_t kv_head, index_t first, index_t count,
+                        RowLists to) {
+    source.find_rows(batch, kv_head, first, count, to);
+  }
+  template <class S>
+  static HeadDistance head_distance(const S& source) {
+    if constexpr (requires {
+                    { source.head_distance() } -> std::same_as<HeadDistance>;
+                  }) {
+      return source.head_distance();
+    } else {
+      return {};
+    }
+  }
+};
 
 template <class S>
 consteval bool is_key_source() {

@@ -28,8 +28,9 @@ struct StateLayout {
   /// Returns the states of query i and of those after it in its tile.
   template <class Compute>
   SoftmaxState<Compute> at(Compute* states, index_t i) const {
-    Compute* tile = states + i / rows * tile_size();
-    const index_t row = i % rows;
+    const index_t tiles_before = i < rows ? 0 : i / rows;  // a division takes longer than the branch
+    Compute* tile = states + tiles_before * tile_size();
+    const index_t row = i - tiles_before * rows;
     return {tile + row, tile + rows + row, tile + 2 * rows + (in_lanes ? row : row * channels)};
   }
   /// Sets the states of `count` queries to the state before the first key. In each of their tiles, sets all shifts and

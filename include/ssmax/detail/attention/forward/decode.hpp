@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <new>
 
 #include "../../../online_softmax.hpp"
 #include "../../kernels/decode.hpp"
@@ -87,13 +88,17 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     RowCursor cursor = this->select(sequences, kv_head, first, count);
     const index_t d = problem_.width();
     KeyRange seen{sequence_->shape.keys, 0};
-    std::fill_n(memory_.q, count * memory_.pitch, Compute{0});
+    for (; padded_rows_ < count; ++padded_rows_)
+      std::fill_n(memory_.q + padded_rows_ * memory_.pitch + d, memory_.pitch - d, Compute{0});
     for (index_t r = 0; r < count; ++r, cursor.next()) {
-      QueryRow& row = memory_.rows[r];
-      row = cursor.row(variant_);
-      if (row.keys.size() == 0) continue;
-      seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
+      // In place: a copy of a fresh write stalls on store forwarding.
+      const QueryRow& row = *::new (memory_.rows + r) QueryRow(cursor.row(variant_));
       Compute* q = memory_.q + r * memory_.pitch;
+      if (row.keys.size() == 0) {
+        std::fill_n(q, d, Compute{0});
+        continue;
+      }
+      seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
       const Compute* loaded = load_query(problem_, variant_, row, q);
       if (loaded != q) std::copy_n(loaded, d, q);
       if (multipliers_.has_score) {
@@ -102,10 +107,10 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(row));
     }
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
-    prefetching_ = Prefetching(problem_, batch_, rows_, seen);
     lists_rows_ = reads_keys_in_place() && problem_.stored_products.listed_logits != nullptr &&
                   problem_.stored_products.accumulate_listed != nullptr &&
-                  has_short_runs(problem_.keys, batch_, kv_head, seen, short_run);
+                  (are_listed(seen) || has_short_runs(problem_.keys, batch_, kv_head, seen, short_run));
+    if (!lists_rows_) prefetching_ = Prefetching(problem_, batch_, rows_, seen);
     return seen;
   }
 
@@ -138,7 +143,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       }
       state.shift[r] = static_cast<Compute>(shift);
       const double lost = shift - static_cast<double>(state.shift[r]);
-      const double factor = std::abs(lost) < 64 ? std::exp2(lost) : 1;
+      const double factor = lost != 0 && std::abs(lost) < 64 ? std::exp2(lost) : 1;
       state.sum[r] = static_cast<Compute>(softmax_[r].sum() * factor);
       Compute* o = state.o + r * memory_.dv;
       if (factor != 1)
@@ -253,8 +258,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     if (lists_rows_) {
       const index_t first = s - memory_.s;
       list_rows(keys, first);
-      return problem_.stored_products.listed_logits({memory_.q, memory_.pitch}, count_,
-                                                    {memory_.k_rows + first, keys.size(), d}, {s, key_chunk});
+      return problem_.stored_products.listed_logits(
+          {memory_.q, memory_.pitch}, count_,
+          {memory_.k_rows + first, keys.size(), d, keys.size() > listed_ahead}, {s, key_chunk});
     }
     for_each_run(problem_.keys, {batch_, kv_head_, keys}, [&](index_t key, const AnyKeyRun& run) {
       logits({memory_.q, memory_.pitch}, count_,
@@ -264,16 +270,57 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     });
   }
 
-  /// Lists the rows of keys and values from number `first` of the chunk on. The last keys prefetch the first values.
-  /// Prefetches the first keys. Measured: docs/measured.md.
+  /// Lists the rows of keys and values from number `first` of the chunk on. In a list of more than listed_ahead keys,
+  /// the last keys prefetch the first values, and list_rows prefetches the first keys. In a shorter list, list_rows
+  /// prefetches all rows. A lane that computes one kv head after the other prefetches them one task earlier.
+  /// Measured: docs/measured.md.
   void list_rows(KeyRange keys, index_t first) const {
     const AnyKeys<Compute>& source = problem_.keys;
     const std::byte **k = memory_.k_rows + first, **v = memory_.v_rows + first;
-    source.find_rows(batch_, kv_head_, keys, k, v);
-    const index_t count = keys.size();
-    std::fill_n(v + count, listed_ahead, v[count - 1]);
-    std::copy_n(v, listed_ahead, k + count);
-    prefetch_rows(k, std::min(listed_ahead, count), source.k_row() * source.k_size());
+    const index_t count = keys.size(), k_bytes = source.k_row() * source.k_size(),
+                  v_bytes = source.v_row() * source.v_size();
+    const HeadDistance& distance = source.head_distance();
+    if (are_listed(keys) && listed_.first == first) {
+      const index_t heads = kv_head_ - listed_.kv_head;
+      for (index_t i = 0; i < count; ++i) k[i] += heads * distance.k;
+      for (index_t i = 0; i < count; ++i) v[i] += heads * distance.v;
+    } else {
+      source.find_rows(batch_, kv_head_, keys, k, v);
+    }
+    const index_t task = batch_ * problem_.kv_heads() + kv_head_;
+    const bool follows = task == listed_.task + 1, is_prefetched = follows && listed_.prefetches_next;
+    listed_ = {task, batch_, kv_head_, first, keys};
+    if (count > listed_ahead) {
+      std::fill_n(v + count, listed_ahead, v[count - 1]);
+      std::copy_n(v, listed_ahead, k + count);
+      return prefetch_rows(k, listed_ahead, k_bytes);
+    }
+    if (!is_prefetched) {
+      prefetch_rows(k, count, k_bytes);
+      prefetch_rows(v, count, v_bytes);
+    }
+    listed_.prefetches_next = follows && count * (k_bytes + v_bytes) <= max_next_bytes;
+    if (!listed_.prefetches_next) return;
+    // The next task computes the next kv head or, after the last one, the next sequence.
+    if (kv_head_ + 1 < problem_.kv_heads()) {
+      if (!distance.is_known) return;
+      for (index_t i = 0; i < count; ++i) prefetch_bytes(k[i] + distance.k, k_bytes);
+      for (index_t i = 0; i < count; ++i) prefetch_bytes(v[i] + distance.v, v_bytes);
+    } else if (batch_ + 1 < problem_.sequences()) {
+      KeyRange next = source.stored(batch_ + 1);
+      next.end = std::min(next.end, next.begin + count);
+      if (next.size() <= 0) return;
+      const std::byte *next_k[listed_ahead], *next_v[listed_ahead];
+      source.find_rows(batch_ + 1, 0, next, next_k, next_v);
+      prefetch_rows(next_k, next.size(), k_bytes);
+      prefetch_rows(next_v, next.size(), v_bytes);
+    }
+  }
+
+  /// Returns whether the rows of a range can be computed from the rows of another kv head that are listed.
+  bool are_listed(KeyRange keys) const {
+    return listed_.batch == batch_ && listed_.keys.begin == keys.begin && listed_.keys.end == keys.end &&
+           problem_.keys.head_distance().is_known;
   }
 
   /// Adds the weights of rows [r, r + rows) times V to o. All these rows have the visible keys `seen`.
@@ -315,8 +362,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     if (const auto add = problem_.stored_products.accumulate; add != nullptr) {
       if (lists_rows_) {
         return problem_.stored_products.accumulate_listed(
-            {memory_.s + first, key_chunk}, rows, {memory_.v_rows + first % key_chunk, keys.size(), dv},
-            {to, dv});
+            {memory_.s + first, key_chunk}, rows,
+            {memory_.v_rows + first % key_chunk, keys.size(), dv, keys.size() > listed_ahead}, {to, dv});
       }
       for_each_run_of_values(keys, [&](index_t key, const AnyKeyRun& run) {
         add({memory_.s + first + (key - keys.begin), key_chunk}, rows,
@@ -380,6 +427,15 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   std::uint32_t visible_blocks_ = 0;  // under a mask with runs: one bit per visible_block keys of the chunk
   Prefetching prefetching_;
   bool lists_rows_ = false;  // of short runs
+  index_t padded_rows_ = 0;  // rows of q that end with 0
+
+  /// The last rows that were listed.
+  struct Listed {
+    index_t task = -2, batch = -1, kv_head = 0, first = 0;  // task: counts the kv heads of all sequences
+    KeyRange keys{};
+    bool prefetches_next = false;  // the rows of the next task
+  };
+  mutable Listed listed_;
 };
 
 SSMAX_END

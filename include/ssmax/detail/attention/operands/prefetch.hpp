@@ -41,6 +41,9 @@ index_t keys_to_prefetch(const Problem<Compute>& problem, index_t rows, KeyRange
   return bytes <= max_shared_bytes ? 0 : is_wide ? 32 : 64;
 }
 
+/// The largest number of bytes of listed keys and values that are prefetched for the next kv head.
+inline constexpr index_t max_next_bytes = index_t{16} << 10;
+
 /// The longest run of keys whose kernels prefetch the runs after it. Kernels of longer runs prefetch within the run.
 inline constexpr index_t short_run = 256;
 

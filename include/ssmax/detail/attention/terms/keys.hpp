@@ -75,14 +75,19 @@ AnyKeyRun run_of(const void* source, index_t batch, index_t kv_head, index_t key
 template <class S>
 void find_rows_of(const void* source, index_t batch, index_t kv_head, KeyRange keys, const std::byte** k_rows,
                   const std::byte** v_rows) {
-  while (keys.begin < keys.end) {
-    const auto run = static_cast<const S*>(source)->run(batch, kv_head, keys.begin);
-    const index_t count = std::min(static_cast<index_t>(run.count), keys.size());
-    for (index_t i = 0; i < count; ++i) {
-      *k_rows++ = reinterpret_cast<const std::byte*>(run.k + i * run.k_stride);
-      *v_rows++ = reinterpret_cast<const std::byte*>(run.v + i * run.v_stride);
+  if constexpr (SourceRows::has_find_rows<S>) {
+    SourceRows::find_rows(*static_cast<const S*>(source), batch, kv_head, keys.begin, keys.size(),
+                          {k_rows, v_rows});
+  } else {
+    while (keys.begin < keys.end) {
+      const auto run = static_cast<const S*>(source)->run(batch, kv_head, keys.begin);
+      const index_t count = std::min(static_cast<index_t>(run.count), keys.size());
+      for (index_t i = 0; i < count; ++i) {
+        *k_rows++ = reinterpret_cast<const std::byte*>(run.k + i * run.k_stride);
+        *v_rows++ = reinterpret_cast<const std::byte*>(run.v + i * run.v_stride);
+      }
+      keys.begin += count;
     }
-    keys.begin += count;
   }
 }
 
@@ -170,6 +175,7 @@ class AnyKeys {
         k_kind_(element_kind<Compute, detail::SourceKey<S>>),
         v_kind_(element_kind<Compute, detail::SourceValue<S>>),
         shares_keys_(detail::shares_keys(source)),
+        head_distance_(detail::SourceRows::head_distance(source)),
         k_row_(shape_.width / detail::group_of<detail::SourceKey<S>>),
         v_row_(shape_.value_width / detail::group_of<detail::SourceValue<S>>),
         k_size_(sizeof(detail::SourceKey<S>)),
@@ -188,6 +194,7 @@ class AnyKeys {
   SSMAX_INLINE ElementKind v_kind() const { return v_kind_; }
   /// Returns whether several sequences may have keys in the same memory.
   SSMAX_INLINE bool shares_keys() const { return shares_keys_; }
+  SSMAX_INLINE const detail::HeadDistance& head_distance() const { return head_distance_; }
   /// Returns the elements of a key, of a value.
   SSMAX_INLINE index_t k_row() const { return k_row_; }
   SSMAX_INLINE index_t v_row() const { return v_row_; }
@@ -240,6 +247,7 @@ class AnyKeys {
   KeySourceShape shape_;
   ElementKind k_kind_, v_kind_;
   bool shares_keys_;
+  detail::HeadDistance head_distance_;
   index_t k_row_, v_row_;    // elements of a row
   index_t k_size_, v_size_;  // bytes of an element
   index_t (*length_)(const void* source, index_t batch);

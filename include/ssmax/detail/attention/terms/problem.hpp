@@ -81,7 +81,10 @@ struct Problem {
   SSMAX_INLINE index_t value_width() const { return keys.shape().value_width; }
   SSMAX_INLINE index_t kv_heads() const { return keys.shape().kv_heads; }
   /// Returns the number of query heads per kv head.
-  SSMAX_INLINE index_t heads_per_kv_head() const { return q.extent(1) / std::max<index_t>(kv_heads(), 1); }
+  SSMAX_INLINE index_t heads_per_kv_head() const {
+    const index_t heads = q.extent(1), of_keys = kv_heads();
+    return heads == of_keys && heads > 0 ? 1 : heads / std::max<index_t>(of_keys, 1);
+  }
 };
 
 /// The outputs of a call: normalized out and lse, or a state to be merged with other states.
@@ -149,16 +152,16 @@ class QueryCursor {
   QueryCursor(const Problem<Compute>& problem, const Sequence& sequence, index_t kv_head, index_t row)
       : first_head_(problem.first_head() + kv_head * problem.heads_per_kv_head()),
         last_head_(first_head_ + problem.heads_per_kv_head() - 1),
-        head_(first_head_ + row % problem.heads_per_kv_head()),
-        index_(problem.first_query + row / problem.heads_per_kv_head()),
-        sequence_(&sequence),
-        query_{.batch = sequence.batch, .shape = sequence.shape} {}
+        sequence_(&sequence) {
+    const index_t heads = problem.heads_per_kv_head();
+    const index_t index = row < heads ? 0 : row / heads;  // a division takes longer than the branch
+    head_ = first_head_ + row - index * heads;
+    index_ = problem.first_query + index;
+  }
 
+  /// Reads the sequence: copying a fresh write stalls on store forwarding.
   Query operator*() const {
-    Query query = query_;
-    query.head = head_;
-    query.index = index_;
-    return query;
+    return {.batch = sequence_->batch, .head = head_, .index = index_, .shape = sequence_->shape};
   }
   /// Returns where the query lies in q, out and lse.
   index_t entry() const { return sequence_->entry; }
@@ -173,9 +176,8 @@ class QueryCursor {
   }
 
  private:
-  index_t first_head_, last_head_, head_, index_;
+  index_t first_head_, last_head_, head_ = 0, index_ = 0;
   const Sequence* sequence_;
-  Query query_;  // without head and index: copying a fresh write stalls on store forwarding
 };
 
 /// Iterates over the rows of a task: the queries of one sequence or, if a task computes several sequences, those of

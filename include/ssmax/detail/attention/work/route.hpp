@@ -25,23 +25,6 @@ inline constexpr index_t min_bf16_decode_rows = 5;
 /// such calls.
 using WhyNot = const char*;
 
-/// Returns why the short_keys path does not take rows of a call. The path requires that the keys of every sequence of
-/// the path are one block: most_keys() returns the largest number of keys.
-/// Exception: the path takes no call over a cache, because the result of a sequence must not depend on the lengths
-/// of other sequences of the batch. Exception: the path takes no call with a state that continues.
-/// `explains` requests the texts of the exceptions.
-template <class Compute, class MostKeys>
-WhyNot why_not_short_keys(const Problem<Compute>& problem, const Result<Compute>& result, index_t rows,
-                          const MostKeys& most_keys, bool explains) {
-  if (rows < min_short_rows) return "";
-  if ((problem.in_cache || result.continues()) && !explains) return "";
-  if (most_keys() > key_block) return "";
-  if (problem.in_cache) return "short_keys: keys are in a cache";
-  if (result.continues()) return "short_keys: the state continues another one";
-  if (problem.batch_invariant) return "short_keys: batch_invariant is set";
-  return nullptr;
-}
-
 /// Returns whether keys or values of this kind may be operands of the bf16 path.
 SSMAX_INLINE constexpr bool may_be_bf16(ElementKind kind) {
   return kind == ElementKind::bfloat16 || kind == ElementKind::quantized;
@@ -60,6 +43,26 @@ WhyNot why_not_bf16(const Problem<Compute>& problem, const Bf16Capabilities& tar
   }
   if (!target.has_products) return "bfloat16: this target has no bfloat16 products";
   if (problem.float_products) return "bfloat16: float_products is set";
+  return nullptr;
+}
+
+/// Returns why the short_keys path does not take rows of a call. The path requires that the keys of every sequence of
+/// the path are one block: most_keys() returns the largest number of keys.
+/// Exception: the path takes no call with a state that continues.
+/// Exception: the path takes a call over a cache only in place of prefill, which has the same bits. Otherwise the result
+/// of a sequence would depend on the lengths of other sequences of the batch.
+/// `explains` requests the texts of the exceptions.
+template <class Compute, class MostKeys>
+WhyNot why_not_short_keys(const Problem<Compute>& problem, const Result<Compute>& result,
+                          const Bf16Capabilities& target, index_t rows, const MostKeys& most_keys,
+                          bool explains) {
+  if (rows < min_short_rows) return "";
+  const bool differs = problem.in_cache && (rows <= decode_rows || why_not_bf16(problem, target) == nullptr);
+  if ((differs || result.continues()) && !explains) return "";
+  if (most_keys() > key_block) return "";
+  if (differs) return "short_keys: keys are in a cache";
+  if (result.continues()) return "short_keys: the state continues another one";
+  if (problem.batch_invariant) return "short_keys: batch_invariant is set";
   return nullptr;
 }
 
@@ -87,7 +90,8 @@ bool is_bf16_prefill(const Problem<Compute>& problem, const Bf16Capabilities& ta
 ///
 /// | path         | reasons against it   | condition                                                              |
 /// |--------------|----------------------|------------------------------------------------------------------------|
-/// | short_keys   | why_not_short_keys   | at most 128 keys, 4 rows or more, no cache, no state that continues    |
+/// | short_keys   | why_not_short_keys   | at most 128 keys, 4 rows or more, no state that continues; over a      |
+/// |              |                      | cache: float products of more than 16 rows                             |
 /// | prefill_bf16 | why_not_bf16         | bfloat16, the target's products; more than its decode_rows_max rows    |
 /// | decode_bf16  | why_not_bf16_decode  | the same with pair dots; 5 rows or more; keys need no rotation         |
 /// | decode       |                      | at most 16 rows                                                        |
@@ -101,9 +105,9 @@ bool is_bf16_prefill(const Problem<Compute>& problem, const Bf16Capabilities& ta
 template <class Compute, class MostKeys>
 Route route(const Problem<Compute>& problem, const Result<Compute>& result, index_t rows,
             index_t rows_together, const MostKeys& most_keys, bool explains) {
-  const WhyNot not_short = why_not_short_keys(problem, result, rows, most_keys, explains);
-  if (not_short == nullptr) return {Path::short_keys, ""};
   const Bf16Capabilities target = bf16_capabilities(target_in_use());
+  const WhyNot not_short = why_not_short_keys(problem, result, target, rows, most_keys, explains);
+  if (not_short == nullptr) return {Path::short_keys, ""};
   const bool is_prefill = is_bf16_prefill(problem, target, rows);
   const WhyNot not_bf16 =
       is_prefill ? why_not_bf16(problem, target) : why_not_bf16_decode(problem, target, rows);
