@@ -33,10 +33,8 @@ TEST_CASE("all heads add to the gradient of a shared parameter: attention",
       const auto check = [&](const auto& with, const auto& gradient) {
         const Output<float> output = run(problem, with, Causal{});
         std::vector<float> ds(1), db(1), ds_again(1), db_again(1), ds_each(4), db_each(4);
-        const Result<float> together =
-            backward(problem, output, gradient(ds, db), Causal{}, ssmax::Identity{});
-        const Result<float> each =
-            backward(problem, output, gradient(ds_each, db_each), Causal{}, ssmax::Identity{});
+        const Result<float> together = backward(problem, output, gradient(ds, db), Causal{});
+        const Result<float> each = backward(problem, output, gradient(ds_each, db_each), Causal{});
         backward(problem, output, gradient(ds_again, db_again), Causal{}, ssmax::Identity{}, {}, pool);
         CHECK(together == each);
         CHECK((same_bits(ds, ds_again) && same_bits(db, db_again)));

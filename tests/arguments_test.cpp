@@ -234,7 +234,7 @@ TEST_CASE("attention is bit-identical for any concurrency", "[attention][argumen
     const Problem<float> problem(shape);
     const SSMax<float> scaling{0.7F};
     const Output<float> expected = run(problem, scaling, Causal{});
-    const Result<float> gradients = backward(problem, expected, scaling, Causal{}, ssmax::Identity{});
+    const Result<float> gradients = backward(problem, expected, scaling, Causal{});
     for (const index_t threads : {least, index_t{-1}, index_t{0}, index_t{1} << 30, most / 4, most}) {
       INFO(threads);
       const Reverse executor{threads};

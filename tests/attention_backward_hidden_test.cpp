@@ -221,7 +221,7 @@ void check_spread(const Shape& shape, const M& mask, const Visible& visible) {
       for_each_target_of<T>([&](const std::string& target) {
         INFO(target << ' ' << name_of(shape) << place.name << " element " << at);
         const Output<T> output = run<T>(problem, heads.scaling(), mask);
-        const Result<T> result = backward(problem, output, heads.scaling(), mask, Identity{});
+        const Result<T> result = backward(problem, output, heads.scaling(), mask);
         const Result<T> untouched = run_backward(clean, heads.scaling(), mask);
         const auto expected = gradients_of<Compute<T>>(problem, definition, {}, {}, &output);
         check_nan(result.dq, untouched.dq, expected.dq);

@@ -211,7 +211,7 @@ void check_huge(double deviation, double multiplier) {
       const Problem<T>& problem = problems[i];
       const Constant scaling{multiplier};
       const Output<T> output = run<T>(problem, scaling, Causal{});
-      const Result<T> result = backward(problem, output, scaling, Causal{}, Identity{});
+      const Result<T> result = backward(problem, output, scaling, Causal{});
       const Expected<T> expected = expectations[i](output);
       dq.take(result.dq, expected.naive.dq, expected.exact.dq);
       dk.take(result.dk, expected.naive.dk, expected.exact.dk);

@@ -126,10 +126,7 @@ TEST_CASE("a cache with RoPE on the bf16 path differs from float by the rounding
 
 TEST_CASE("float_products is bit-identical to float on every target", "[attention][bfloat16][products]") {
   const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
-  Problem<float> wide(problem.shape);
-  wide.q.assign(problem.q.begin(), problem.q.end());
-  wide.k.assign(problem.k.begin(), problem.k.end());
-  wide.v.assign(problem.v.begin(), problem.v.end());
+  const Problem<float> wide(problem);
   for_each_target_of_products([&](const std::string&) {
     const Output<float> in_float = run(wide, Constant{2}, Causal{});
     const Output<bfloat16> asked = run(problem, Constant{2}, Causal{}, {.float_products = true}),

@@ -128,10 +128,7 @@ TEST_CASE("half and bfloat16 have states of float", "[attention][state]") {
   for (const Shape& shape : shapes) {
     const FourHeads<float> heads(shape.heads);
     const Problem<ssmax::half> narrow(shape);
-    Problem<float> wide(shape);
-    wide.q.assign(narrow.q.begin(), narrow.q.end());
-    wide.k.assign(narrow.k.begin(), narrow.k.end());
-    wide.v.assign(narrow.v.begin(), narrow.v.end());
+    const Problem<float> wide(narrow);
     for_each_target_of<ssmax::bfloat16>([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
       const index_t half_way = shape.keys / 2;

@@ -144,10 +144,8 @@ TEST_CASE("attention over a cache of groups is as good as a naive loop on what i
     CHECK(cache.run(0, 0, 0).v_stride == shape.dv / 32);
     CHECK(std::ssize(cache.memory().first) ==
           shape.batch() * shape.kv_heads * shape.longest() * shape.d / 32);
-    for_each_target([&](const std::string& target) {
-      Rule rule;
-      rule.take(run(data, cache), expected, name_of(shape));
-      rule.check(target);
+    for_each_target([&](const std::string&) {
+      check_output(run(data, cache), expected, name_of(shape));
       // Rows are widened to the numbers that a float cache holds.
       const KvCache<float> wide = filled<float>(rows);
       for (const bool invariant : {true, false}) {
@@ -166,11 +164,7 @@ void check_types(const Data<float>& data, const Expected<float>& expected) {
   KvCache<K, V> cache(options_of(data.shape));
   const index_t longest = data.shape.longest();
   cache.append(data.k_view(0, longest), data.v_view(0, longest), nullptr, data.shape.lengths);
-  for_each_target([&](const std::string& target) {
-    Rule rule;
-    rule.take(run(data, cache), expected, name_of(data.shape));
-    rule.check(target);
-  });
+  check(data, cache, expected);
 }
 
 TEST_CASE("keys and values of different storage types, one of them groups", "[decode][q8_0][slow]") {

@@ -16,6 +16,7 @@
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 #include "test_executors.hpp"
+#include "wrapped_source.hpp"
 
 namespace shared_keys_test {
 
@@ -23,18 +24,6 @@ using namespace ssmax;
 
 template <class X>
 using Compute = ssmax::detail::ComputeType<X>;
-
-/// A source without the member shares_keys.
-template <class K>
-struct Unshared {
-  using Element = typename K::Element;
-  const K& keys;
-
-  KeySourceShape shape() const { return keys.shape(); }
-  index_t length(index_t b) const { return keys.length(b); }
-  KeyRange stored(index_t b) const { return keys.stored(b); }
-  KeyRun<Element> run(index_t b, index_t h, index_t key) const { return keys.run(b, h, key); }
-};
 
 /// The keys of a sequence: `common` keys of prompt `prompt`, then keys of its own.
 struct Sequence {
@@ -122,7 +111,7 @@ void compare(const K& keys, index_t heads, index_t queries, index_t sharing, con
   for (const bool invariant : {false, true}) {
     const Serial serial;
     const Output<T> expected =
-        run<T>(Unshared<K>{keys}, heads, queries, scaling, mask, score, invariant, serial, cumulative);
+        run<T>(WrappedSource<K>{keys}, heads, queries, scaling, mask, score, invariant, serial, cumulative);
     const Output<T> got = run<T>(keys, heads, queries, scaling, mask, score, invariant, serial, cumulative);
     CHECK(expected.explanation.shared_sequences == 0);
     CHECK(got.explanation.shared_sequences == sharing);
@@ -317,7 +306,7 @@ TEST_CASE("common pages: sinks", "[attention][source][shared_keys]") {
       decode<float>({.q = {q.data(), {9, 4, 1, 24}}, .out = {to.data(), {9, 4, 1, 24}}}, source,
                     SSMax<float>{0.3f}, Causal{}, options);
     };
-    attend(Unshared<std::remove_cvref_t<decltype(keys)>>{keys}, expected);
+    attend(WrappedSource<std::remove_cvref_t<decltype(keys)>>{keys}, expected);
     attend(keys, out);
     CHECK(explanation.shared_sequences == sharing_sequences);
     CHECK(same_bits(out, expected));
