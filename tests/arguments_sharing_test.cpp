@@ -1,20 +1,11 @@
 // Gradients of parameters that heads share, and infinite sinks.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <type_traits>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "reference.hpp"
 #include "refusal.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::arguments_sharing_test {
 

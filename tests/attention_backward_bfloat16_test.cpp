@@ -1,17 +1,9 @@
 // Attention's backward on the bf16 path, on targets with pair dots or AMX tiles. Other targets skip these tests.
 // Errors are measured against long double on the same inputs.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "gradcheck.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_bfloat16_test {

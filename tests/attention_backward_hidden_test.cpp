@@ -1,15 +1,8 @@
 // NaN and infinity in masked keys and values, and in queries and dout of rows without keys, leave the gradients
 // bit-identical. In visible inputs, NaN affects only the results that depend on them.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_hidden_test {
 

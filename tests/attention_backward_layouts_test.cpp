@@ -1,14 +1,9 @@
 // Gradients are bit-identical for any strides, with gaps full of NaN and as columns of a packed matrix. Backward
 // writes only the gradients, and their old contents do not affect the result.
 
-#include <algorithm>
-#include <array>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "placed.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_layouts_test {
 

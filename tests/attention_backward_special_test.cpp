@@ -1,15 +1,7 @@
 // Attention's backward in special cases: rows of one key or no key, zeros of both signs, huge logits.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_special_test {
 

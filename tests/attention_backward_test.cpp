@@ -1,16 +1,9 @@
 // Attention's backward against long double and the naive loops in the same precision, on every target: shapes
 // around the borders of its blocks, element types, scalings, the scale and rope.
 
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <type_traits>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "own_policies.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_test {
 

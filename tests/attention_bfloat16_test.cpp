@@ -1,21 +1,13 @@
 // Attention on the bf16 path, on targets with pair dots or AMX tiles. Other targets skip these tests. Errors are
 // measured against long double on the same inputs.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <numeric>
 #include <random>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace attention_problem::attention_bfloat16_test {

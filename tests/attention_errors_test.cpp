@@ -1,14 +1,6 @@
 // attention throws std::invalid_argument that names the argument, before it writes.
 
-#include <algorithm>
-#include <array>
-#include <initializer_list>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "catch.hpp"
+#include "test.hpp"
 #include "untouched_memory.hpp"
 
 namespace attention_errors_test {

@@ -1,16 +1,10 @@
 // attention_partial, merge and finish over any key ranges agree with attention over all keys, with n of the row.
 
-#include <cmath>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_problem.hpp"
 #include "attention_state_problem.hpp"
-#include "catch.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem::state_problem::attention_state_test {
 

@@ -1,14 +1,8 @@
 // Attention over half and bfloat16: the result is that of the rounded inputs, computed in float and rounded
 // once.
 
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <type_traits>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_types_test {
 

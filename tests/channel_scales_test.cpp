@@ -1,24 +1,17 @@
 // PagedKeys with factors per channel: attention over a pool in 8 bits whose pages have a factor per channel is attention
 // over the dequantized numbers. Codes and factors that no sequence uses are NaN or infinite.
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
-#include <cstdint>
-#include <limits>
 #include <numeric>
 #include <random>
 #include <set>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "dequantized_codes.hpp"
 #include "own_int8.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace decode_problem::channel_scales_test {

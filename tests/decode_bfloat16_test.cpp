@@ -1,15 +1,9 @@
 // Decoding from a bfloat16 cache for several queries of a kv head, on targets that have pair dots or matrix units.
 // Nothing happens here on others. Errors against the loops in long double on what the cache holds.
 
-#include <cmath>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "decode_problem.hpp"
+#include "test.hpp"
 
 namespace decode_problem::decode_bfloat16_test {
 

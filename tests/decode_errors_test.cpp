@@ -1,16 +1,10 @@
 // What decode refuses: std::invalid_argument that names the argument, before anything is written.
 
-#include <algorithm>
-#include <initializer_list>
-#include <ssmax/ssmax.hpp>
-#include <string_view>
-#include <vector>
-
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "reference.hpp"
 #include "refusal.hpp"
 #include "same_bits.hpp"
+#include "test.hpp"
 #include "untouched_memory.hpp"
 
 namespace decode_problem::decode_errors_test {

@@ -1,16 +1,10 @@
 // What decode makes of scalings, multipliers, ropes, masks, scores, sinks and matrices: n and positions come
 // from the cache, each sequence has its own.
 
-#include <cmath>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace decode_problem::decode_policies_test {
 

@@ -1,16 +1,10 @@
 // decode on rings: a window, with or without first keys, gives the results of a cache that holds all keys. Masks that
 // show forgotten keys are refused.
 
-#include <algorithm>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "refusal.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 #include "wrapped_source.hpp"
 
 namespace decode_problem::decode_ring_test {

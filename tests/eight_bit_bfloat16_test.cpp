@@ -1,18 +1,9 @@
 // bfloat16 queries over caches of 8 bits: the bf16 path gives the bits of a bfloat16 cache of the dequantized rows.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <type_traits>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "dequantized_codes.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace decode_problem::eight_bit_bfloat16_test {

@@ -1,18 +1,11 @@
 // Int8, Fp8E4M3 and Fp8E5M2: every code against the definition of the format, and decode from caches of these types
 // against the naive loop over the rows that the cache holds.
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace decode_problem::eight_bit_test {
 

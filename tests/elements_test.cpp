@@ -1,18 +1,11 @@
 // Calls whose tensors have different storage types: bit-identical to a call in float on widened tensors, whose results
 // are rounded to the types of the outputs. Exception: q, k and v of bfloat16 take the bf16 path whatever out is.
 
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "catch.hpp"
 #include "own_int8.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace elements_test {

@@ -1,16 +1,7 @@
 // Wrong arguments: std::invalid_argument that names the argument and both extents, and nothing written.
 
-#include <algorithm>
-#include <array>
-#include <initializer_list>
-#include <limits>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string_view>
-#include <vector>
-
-#include "catch.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 #include "untouched_memory.hpp"
 
 namespace errors_test {

@@ -1,18 +1,14 @@
 // Types of the user's whose members or bases look like a fast path: each is computed by its own formula,
 // forward with few and with many queries, backward, and over rows. And types that ask for a fast path by name.
 
-#include <array>
-#include <cmath>
 #include <functional>
-#include <ssmax/ssmax.hpp>
-#include <vector>
 
 #include "attention_backward_problem.hpp"
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::fast_path_test {
 

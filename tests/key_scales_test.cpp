@@ -1,21 +1,13 @@
 // PagedKeys and IndexedKeys with factors: attention over a pool in 8 bits is attention over contiguous codes and factors,
 // in every layout of the factors. Codes and factors that no sequence uses are NaN.
 
-#include <algorithm>
 #include <bit>
-#include <cstdint>
-#include <limits>
 #include <numeric>
 #include <random>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "catch.hpp"
 #include "decode_sources.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace decode_problem::key_scales_test {
 

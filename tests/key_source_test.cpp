@@ -1,20 +1,11 @@
 // Sources of keys of the user's: decode over pages is decode over a cache that holds the same keys.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstddef>
-#include <limits>
 #include <random>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "catch.hpp"
 #include "reference.hpp"
 #include "refusal.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 #include "wrapped_source.hpp"
 

@@ -1,19 +1,13 @@
 // Masks with runs: the members agree, attention computes what `sees` defines, and masked key blocks are skipped.
 
-#include <array>
 #include <atomic>
-#include <cstdint>
-#include <limits>
 #include <random>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "mask_members.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 #include "wrapped_source.hpp"
 
 namespace attention_problem::mask_runs_test {

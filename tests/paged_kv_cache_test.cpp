@@ -1,25 +1,15 @@
 // PagedKvCache: attention over its sequences is attention over a KvCache of the same keys, whatever they share and have
 // shared. Memory that no sequence uses holds NaN.
 
-#include <algorithm>
-#include <array>
-#include <initializer_list>
-#include <limits>
 #include <map>
 #include <random>
 #include <set>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "allocation_count.hpp"
-#include "catch.hpp"
 #include "decode_sources.hpp"
 #include "own_int8.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace decode_problem::paged_kv_cache_test {
 

@@ -1,18 +1,13 @@
 // A plan gives the bits of attention, refuses what does not fit, and names the memory that a call needs.
 
-#include <algorithm>
-#include <array>
 #include <ssmax/plan.hpp>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
 #include "allocation_count.hpp"
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "guarded_memory.hpp"
 #include "refusal.hpp"
 #include "same_bits.hpp"
+#include "test.hpp"
 
 namespace attention_problem::plan_test {
 

@@ -1,21 +1,14 @@
 // Q8_0: bytes and rounding of the format, and attention over caches and pools of it against the naive loop over the rows
 // that they hold.
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
-#include <cstdint>
 #include <cstring>
-#include <limits>
 #include <numeric>
 #include <random>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
-#include "catch.hpp"
 #include "decode_sources.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace decode_problem::q8_0_test {
 

@@ -1,18 +1,9 @@
 // The multipliers, the closed forms of the paper's Figure 1, and the trap that several ports fell into: s ln
 // n and b multiply the logits. Adding them does nothing.
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "reference.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace scaling_test {
 

@@ -1,20 +1,14 @@
 // Sequences with common pages: the driver computes their common keys once. Results are bit-identical to those of the
 // same source without the member shares_keys.
 
-#include <algorithm>
-#include <array>
-#include <limits>
 #include <random>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
 #include "allocation_count.hpp"
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 #include "wrapped_source.hpp"
 

@@ -1,19 +1,10 @@
 // A storage type of the user's, in rows, as keys and values, and with a factor for each row. Header-only: the library's
 // own drivers of rows know its own types.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "own_int8.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace storage_test {
 
