@@ -75,7 +75,8 @@ struct Mixed {
     CHECK(explanation.threads <= threads);
   }
 
-  /// Checks that a workspace of the explained size is large enough, and no larger than needed.
+  /// Checks that a workspace of the explained size is large enough, and no larger than needed. With a smaller one, the
+  /// call throws before it writes.
   template <class E>
   void check_workspace(index_t threads, E&& executor) const {
     INFO(threads << " threads");
@@ -90,9 +91,16 @@ struct Mixed {
     CHECK(memory.is_intact());
     CHECK(out == expected);
     CHECK(lse == expected_lse);
-    Workspace small(memory.span().first(bytes - 1));
-    CHECK(
-        refusal([&] { run(out, lse, &small, nullptr, executor); }).starts_with("ssmax: a call needs memory"));
+    const Tensor<T> untouched(sequences, true, sizes.heads, sizes.dv);
+    for (const std::size_t fewer : {std::size_t{0}, bytes / 2, bytes - 64, bytes - 1}) {
+      INFO(fewer << " bytes of " << bytes);
+      Tensor<T> none = untouched;
+      Workspace small(memory.span().first(fewer));
+      CHECK(refusal([&] {
+              run(none, lse, &small, nullptr, executor);
+            }).starts_with("ssmax: a call needs memory"));
+      CHECK(none == untouched);
+    }
     const AttentionPlan<T, Causal> plan({.batch = q.view().extent(0),
                                          .heads = sizes.heads,
                                          .kv_heads = sizes.kv_heads,

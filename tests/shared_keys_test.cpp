@@ -266,25 +266,6 @@ TEST_CASE("common pages: a plan and a workspace have the memory of the pass",
   CHECK(same_bits(out, expected.out));
 }
 
-TEST_CASE("pages without common keys: a plan has the memory of the list of sequences",
-          "[attention][source][shared_keys]") {
-  const index_t batch = 4000;  // the list is larger than the memory of the only lane
-  std::vector<index_t> pages(static_cast<std::size_t>(batch)), lengths(pages.size(), 1);
-  for (std::size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<index_t>(i);
-  const std::vector<float> q = reference::normals<float>(pages.size() * 2, 1);
-  std::vector<float> out(q.size()), expected(q.size());
-  const View<const float, 4> rows(q.data(), {batch, 1, 1, 2});
-  const PagedKeys keys(rows, rows,
-                       PageTable<index_t>(View<const index_t, 2>(pages.data(), {batch, 1}), lengths));
-  const SourcePlan<float, std::remove_cv_t<decltype(keys)>, Causal> plan({.heads = 1, .queries = 1}, keys,
-                                                                         Causal{});
-  Workspace memory;
-  plan.bind({.q = rows, .out = {out.data(), {batch, 1, 1, 2}}}, keys, Softmax{})
-      .run(std::span(memory.reserve(plan.bytes()), plan.bytes()));
-  decode<float>({.q = rows, .out = {expected.data(), {batch, 1, 1, 2}}}, keys, Softmax{}, Causal{});
-  CHECK(same_bits(out, expected));
-}
-
 TEST_CASE("common pages: sinks", "[attention][source][shared_keys]") {
   const Pool<float> pool(64, 2, 24, 24, sequences);
   const auto keys = pool.keys();
