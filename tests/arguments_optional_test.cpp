@@ -1,18 +1,9 @@
 // Optional views and parameters. A null view with extents is an error. Each head has its parameter.
 
-#include <algorithm>
-#include <array>
-#include <initializer_list>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "refusal.hpp"
 #include "small_call.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::arguments_optional_test {
 

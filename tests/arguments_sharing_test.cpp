@@ -1,20 +1,11 @@
 // Gradients of parameters that heads share, and infinite sinks.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <type_traits>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "reference.hpp"
 #include "refusal.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::arguments_sharing_test {
 
@@ -33,10 +24,8 @@ TEST_CASE("all heads add to the gradient of a shared parameter: attention",
       const auto check = [&](const auto& with, const auto& gradient) {
         const Output<float> output = run(problem, with, Causal{});
         std::vector<float> ds(1), db(1), ds_again(1), db_again(1), ds_each(4), db_each(4);
-        const Result<float> together =
-            backward(problem, output, gradient(ds, db), Causal{}, ssmax::Identity{});
-        const Result<float> each =
-            backward(problem, output, gradient(ds_each, db_each), Causal{}, ssmax::Identity{});
+        const Result<float> together = backward(problem, output, gradient(ds, db), Causal{});
+        const Result<float> each = backward(problem, output, gradient(ds_each, db_each), Causal{});
         backward(problem, output, gradient(ds_again, db_again), Causal{}, ssmax::Identity{}, {}, pool);
         CHECK(together == each);
         CHECK((same_bits(ds, ds_again) && same_bits(db, db_again)));

@@ -1,20 +1,13 @@
 // Extreme extents, strides, counts and threads. Calls throw and name the argument, or do what is documented. The
 // undefined-behaviour sanitizer checks that integers do not overflow.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
 #include <ssmax/detail/memory/arena.hpp>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "refusal.hpp"
 #include "same_bits.hpp"
 #include "small_call.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace attention_problem::backward_problem::arguments_test {
@@ -234,7 +227,7 @@ TEST_CASE("attention is bit-identical for any concurrency", "[attention][argumen
     const Problem<float> problem(shape);
     const SSMax<float> scaling{0.7F};
     const Output<float> expected = run(problem, scaling, Causal{});
-    const Result<float> gradients = backward(problem, expected, scaling, Causal{}, ssmax::Identity{});
+    const Result<float> gradients = backward(problem, expected, scaling, Causal{});
     for (const index_t threads : {least, index_t{-1}, index_t{0}, index_t{1} << 30, most / 4, most}) {
       INFO(threads);
       const Reverse executor{threads};

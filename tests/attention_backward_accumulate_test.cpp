@@ -1,14 +1,8 @@
 // With `accumulate`, dq, dk and dv are old value + gradient, rounded once. The expected gradient is what a call without
 // `accumulate` writes. Exception: for half and bfloat16, the expected gradient comes from a call in float.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_accumulate_test {

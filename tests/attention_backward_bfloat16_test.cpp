@@ -1,17 +1,9 @@
 // Attention's backward on the bf16 path, on targets with pair dots or AMX tiles. Other targets skip these tests.
 // Errors are measured against long double on the same inputs.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "gradcheck.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_bfloat16_test {
@@ -104,11 +96,7 @@ TEST_CASE("gradients of s and b are summed before rounding to bfloat16",
 TEST_CASE("gradients of s and b agree with finite differences", "[attention][backward][bfloat16][products]") {
   const Shape shape{1, 2, 1, 40, 90, 32, 16};
   const Problem<bfloat16> problem(shape, 1, Dlse::left_out);
-  Problem<double> wide(shape, 1, Dlse::left_out);
-  wide.q.assign(problem.q.begin(), problem.q.end());
-  wide.k.assign(problem.k.begin(), problem.k.end());
-  wide.v.assign(problem.v.begin(), problem.v.end());
-  wide.dout.assign(problem.dout.begin(), problem.dout.end());
+  const Problem<double> wide(problem);
   std::vector<double> parameters{0.8, 0.5, 0.1, -0.2};
   const auto forward = [&] {
     return run(wide, SSMax<double>{std::span(parameters).first(2), std::span(parameters).last(2)}, Causal{});
@@ -155,20 +143,16 @@ TEST_CASE("gradients on the bf16 path are bit-identical for any number of thread
 
 TEST_CASE("float_products computes gradients in float", "[attention][backward][bfloat16][products]") {
   const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
-  Problem<float> wide(problem.shape);
-  wide.q.assign(problem.q.begin(), problem.q.end());
-  wide.k.assign(problem.k.begin(), problem.k.end());
-  wide.v.assign(problem.v.begin(), problem.v.end());
-  wide.dout.assign(problem.dout.begin(), problem.dout.end());
+  const Problem<float> wide(problem);
   for_each_target_of_products([&](const std::string&) {
     const Output<bfloat16> output = run(problem, Constant{2}, Causal{}, {.float_products = true});
     Output<float> widened(problem.shape);
     widened.out.assign(output.out.begin(), output.out.end());
     widened.lse = output.lse;
-    const auto in_float = backward(wide, widened, Constant{2}, Causal{}, ssmax::Identity{});
+    const auto in_float = backward(wide, widened, Constant{2}, Causal{});
     const auto asked =
         backward(problem, output, Constant{2}, Causal{}, ssmax::Identity{}, {.float_products = true});
-    const auto rounded = backward(problem, output, Constant{2}, Causal{}, ssmax::Identity{});
+    const auto rounded = backward(problem, output, Constant{2}, Causal{});
     std::vector<bfloat16> expected;
     for (const float value : in_float.dk) expected.push_back(bfloat16(value));
     CHECK(same_bits(asked.dk, expected));

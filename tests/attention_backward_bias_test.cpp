@@ -1,15 +1,9 @@
 // The gradient of a bias, summed over every kind of broadcast, in float and double, with masks and other scores.
 // User scores with parameter gradients.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "score_formulas.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_bias_test {
 

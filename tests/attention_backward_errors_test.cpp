@@ -1,15 +1,7 @@
 // attention_backward throws std::invalid_argument that names the argument and both extents, before it writes.
 
-#include <algorithm>
-#include <array>
-#include <initializer_list>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "catch.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 #include "untouched_memory.hpp"
 
 namespace attention_backward_errors_test {

@@ -1,15 +1,9 @@
 // Attention's backward against finite differences of its forward in double: every input and every parameter,
 // under a loss of out and of lse.
 
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "gradcheck.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_gradcheck_test {
 

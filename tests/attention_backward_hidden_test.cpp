@@ -1,15 +1,8 @@
 // NaN and infinity in masked keys and values, and in queries and dout of rows without keys, leave the gradients
 // bit-identical. In visible inputs, NaN affects only the results that depend on them.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_hidden_test {
 
@@ -221,7 +214,7 @@ void check_spread(const Shape& shape, const M& mask, const Visible& visible) {
       for_each_target_of<T>([&](const std::string& target) {
         INFO(target << ' ' << name_of(shape) << place.name << " element " << at);
         const Output<T> output = run<T>(problem, heads.scaling(), mask);
-        const Result<T> result = backward(problem, output, heads.scaling(), mask, Identity{});
+        const Result<T> result = backward(problem, output, heads.scaling(), mask);
         const Result<T> untouched = run_backward(clean, heads.scaling(), mask);
         const auto expected = gradients_of<Compute<T>>(problem, definition, {}, {}, &output);
         check_nan(result.dq, untouched.dq, expected.dq);

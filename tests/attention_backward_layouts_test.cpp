@@ -1,14 +1,9 @@
 // Gradients are bit-identical for any strides, with gaps full of NaN and as columns of a packed matrix. Backward
 // writes only the gradients, and their old contents do not affect the result.
 
-#include <algorithm>
-#include <array>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "placed.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_layouts_test {
 
@@ -63,7 +58,7 @@ void check_placed(const Shape& s, const std::array<std::size_t, 3>& order, index
                                 .dk = dk.view(),
                                 .dv = dv.view()},
                                scaling, Causal{});
-  const Result<T> expected = backward(problem, output, scaling, Causal{}, ssmax::Identity{});
+  const Result<T> expected = backward(problem, output, scaling, Causal{});
   CHECK(dq.differences(expected.dq, untouched) == 0);
   CHECK(dk.differences(expected.dk, untouched) == 0);
   CHECK(dv.differences(expected.dv, untouched) == 0);
@@ -105,7 +100,7 @@ void check_packed(const Shape& s) {
        .dk = gradients.k(),
        .dv = gradients.v()},
       scaling, Causal{});
-  const Result<T> expected = backward(problem, output, scaling, Causal{}, ssmax::Identity{});
+  const Result<T> expected = backward(problem, output, scaling, Causal{});
   CHECK(differences(gradients.q(), expected.dq) == 0);
   CHECK(differences(gradients.k(), expected.dk) == 0);
   CHECK(differences(gradients.v(), expected.dv) == 0);
@@ -128,7 +123,7 @@ TEST_CASE("strides of dimensions of extent 1 are ignored in a packed matrix",
   const Shape s{2, 3, 1, 20, 20, 8, 8};
   const Problem<float> problem(s);
   const Output<float> output = run(problem, SSMax<float>{}, Causal{});
-  const Result<float> expected = backward(problem, output, SSMax<float>{}, Causal{}, ssmax::Identity{});
+  const Result<float> expected = backward(problem, output, SSMax<float>{}, Causal{});
   PackedQkv<float> gradients(s, nan<float>);
   const auto one_head = [&](const View<float, 4>& view, index_t stride) {
     return View<float, 4>(view.data_handle(), {2, 1, 20, 8}, {view.stride(0), stride, view.stride(2), 1});
@@ -154,7 +149,7 @@ TEST_CASE("keys shared by a batch stride of 0 have separate gradients per batch 
     std::copy_n(problem.v.begin(), 40 * 4, copied.v.begin() + batch * 40 * 4);
   }
   const Output<float> output = run(copied, SSMax<float>{}, Causal{});
-  const Result<float> expected = backward(copied, output, SSMax<float>{}, Causal{}, ssmax::Identity{});
+  const Result<float> expected = backward(copied, output, SSMax<float>{}, Causal{});
   Result<float> result(problem);
   BackwardArguments<float> arguments = backward_arguments_of(problem, output);
   arguments.k = {problem.k.data(), {3, 1, 40, 8}, {0, 0, 8, 1}};

@@ -1,14 +1,9 @@
 // Attention's backward under every mask: masked keys get gradient 0, and ds uses the number n of visible keys.
 
-#include <array>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "documents_problem.hpp"
 #include "own_policies.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_masks_test {
 

@@ -36,6 +36,11 @@ struct Problem : attention_problem::Problem<T> {
     dout = reference::normals<T>(rows * static_cast<std::size_t>(s.dv), seed + 3);
     if (of_lse == Dlse::given) dlse = reference::normals<Compute<T>>(rows, seed + 4);
   }
+  template <class U>
+  explicit Problem(const Problem<U>& other)
+      : attention_problem::Problem<T>(other),
+        dout(other.dout.begin(), other.dout.end()),
+        dlse(other.dlse.begin(), other.dlse.end()) {}
   View<const T, 4> dout_view() const {
     const Shape& s = this->shape;
     return {dout.data(), {s.batch, s.heads, s.queries, s.dv}};
@@ -86,9 +91,9 @@ AttentionGradients<T> gradients_to(const Problem<T>& problem, Result<T>& result)
 }
 
 /// Runs the backward of a forward call whose result is `output`.
-template <class T, class S, class M, class C, class E = ssmax::Serial>
+template <class T, class S, class M, class C = ssmax::Identity, class E = ssmax::Serial>
 Result<T> backward(const Problem<T>& problem, const Output<T>& output, const S& scaling, const M& mask,
-                   const C& score, const AttentionOptions<T>& options = {}, E&& executor = E{}) {
+                   const C& score = {}, const AttentionOptions<T>& options = {}, E&& executor = E{}) {
   Result<T> result(problem, options.sinks.size());
   AttentionOptions<T> explained = options;
   explained.explanation = &result.explanation;

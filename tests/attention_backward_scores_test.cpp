@@ -1,15 +1,9 @@
 // Attention's backward with every score, compositions, user scores, user scalings and sinks: gradients of q, k, v and
 // all parameters.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "score_formulas.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_scores_test {
 

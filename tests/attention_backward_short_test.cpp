@@ -1,11 +1,8 @@
 // Gradients of many short sequences. dk and dv are summed directly in the outputs if the outputs have the kernels'
 // layout and one sum covers all queries, and in partial sums otherwise.
 
-#include <array>
-#include <ssmax/ssmax.hpp>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_short_test {
 

@@ -1,17 +1,11 @@
 // Gradients are bit-identical for every executor: many and few heads, short and long sequences, all parameters. A call
 // allocates once, and not at all with a reused workspace.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <stdexcept>
 #include <thread>
-#include <vector>
 
 #include "allocation_count.hpp"
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_threads_test {

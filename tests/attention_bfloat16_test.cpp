@@ -1,21 +1,13 @@
 // Attention on the bf16 path, on targets with pair dots or AMX tiles. Other targets skip these tests. Errors are
 // measured against long double on the same inputs.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <numeric>
 #include <random>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace attention_problem::attention_bfloat16_test {
@@ -126,10 +118,7 @@ TEST_CASE("a cache with RoPE on the bf16 path differs from float by the rounding
 
 TEST_CASE("float_products is bit-identical to float on every target", "[attention][bfloat16][products]") {
   const Problem<bfloat16> problem({1, 2, 1, 40, 300, 64, 32});
-  Problem<float> wide(problem.shape);
-  wide.q.assign(problem.q.begin(), problem.q.end());
-  wide.k.assign(problem.k.begin(), problem.k.end());
-  wide.v.assign(problem.v.begin(), problem.v.end());
+  const Problem<float> wide(problem);
   for_each_target_of_products([&](const std::string&) {
     const Output<float> in_float = run(wide, Constant{2}, Causal{});
     const Output<bfloat16> asked = run(problem, Constant{2}, Causal{}, {.float_products = true}),

@@ -1,11 +1,7 @@
 // Queries split into several calls are bit-identical to one call if each call has more than 16 queries per kv head.
 
-#include <array>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_cuts_test {
 

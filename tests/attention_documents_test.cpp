@@ -1,14 +1,9 @@
 // Attention under masks that restart positions: packed documents and user masks. n, RoPE, ALiBi and scalings use
 // positions in the document.
 
-#include <array>
-#include <ssmax/ssmax.hpp>
-#include <stdexcept>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "documents_problem.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_documents_test {
 

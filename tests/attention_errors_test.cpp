@@ -1,14 +1,6 @@
 // attention throws std::invalid_argument that names the argument, before it writes.
 
-#include <algorithm>
-#include <array>
-#include <initializer_list>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "catch.hpp"
+#include "test.hpp"
 #include "untouched_memory.hpp"
 
 namespace attention_errors_test {
@@ -45,6 +37,10 @@ TEST_CASE("attention throws for an invalid argument and names it, before the fir
     c.k = {c.in, {2, 3, 7, 8}};
     c.v = {c.in, {2, 3, 7, 6}};
   });
+  refuses<Call>({"q has heads 4", "multiple", "0"}, [](auto& c) {
+    c.k = {c.in, {2, 0, 7, 8}};
+    c.v = {c.in, {2, 0, 7, 6}};
+  });
   refuses<Call>({"q has heads 4", "8"}, [](auto& c) {
     c.k = {c.in, {2, 8, 7, 8}};
     c.v = {c.in, {2, 8, 7, 6}};
@@ -79,9 +75,6 @@ TEST_CASE("attention throws for an invalid argument and names it, before the fir
   refuses<Call>({"lse", "stride 0"}, [](auto& c) { c.lse = {c.to + 512, {2, 4, 5}, {20, 0, 1}}; });
   refuses<Call>({"lse", "stride 4", "1"}, [](auto& c) { c.lse = {c.to + 512, {2, 4, 5}, {20, 1, 4}}; });
   refuses<Call>({"lse", "overlaps out", "4 bytes"}, [](auto& c) { c.lse = {c.to + 239, {2, 4, 5}}; });
-  const std::vector<float> s(3, 1.F), p(6, 1.F);
-  Call().refuses_scaling({"s has extent 3", "4"}, SSMax<float>{s});
-  Call().refuses_scaling({"p has extent 6", "7"}, ssmax::SizeTable<float>{p});
   const std::vector<index_t> lengths(41, 7);
   Call().refuses({"visible has extent 41", "40"}, Lengths{lengths});
 }
@@ -173,17 +166,11 @@ TEST_CASE("attention throws for mismatched scores and sinks", "[attention][error
 
 TEST_CASE("attention throws for mismatched scalings", "[attention][errors]") {
   Call call;
-  const std::vector<float> three(3), four(4);
+  const std::vector<float> three(3), four(4), six(6);
   call.refuses_scaling({"s has extent 3", "4"}, ssmax::SSMax<float>{three});
   call.refuses_scaling({"b has extent 3", "4"}, ssmax::SSMax<float>{four, three});
   call.refuses_scaling({"p has extent 4", "7"}, ssmax::SizeTable<float>{four});
-}
-
-TEST_CASE("attention throws for query heads without kv heads", "[attention][errors]") {
-  refuses<Call>({"q has heads 4", "multiple", "0"}, [](auto& c) {
-    c.k = {c.in, {2, 0, 7, 8}};
-    c.v = {c.in, {2, 0, 7, 6}};
-  });
+  call.refuses_scaling({"p has extent 6", "7"}, ssmax::SizeTable<float>{six});
 }
 
 TEST_CASE("attention throws for document positions beyond the rope", "[attention][errors]") {

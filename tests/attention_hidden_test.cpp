@@ -1,13 +1,8 @@
 // NaN and infinity in masked keys and values leave the result bit-identical: every kind of mask, few and many
 // queries, scores, sinks and every type. In visible keys and values, they affect the result.
 
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_hidden_test {
 

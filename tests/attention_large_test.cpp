@@ -1,15 +1,8 @@
 // Long sequences in little memory, and tensors whose offsets exceed 32 bits.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdint>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "allocation_count.hpp"
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 #if __has_include(<sys/mman.h>)
 #include <sys/mman.h>

@@ -1,14 +1,9 @@
 // Attention is bit-identical for any strides (also negative and 0), gaps full of NaN and columns of a packed matrix.
 // Attention writes only the output.
 
-#include <algorithm>
-#include <array>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "placed.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_layouts_test {
 

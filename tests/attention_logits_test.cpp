@@ -1,14 +1,8 @@
 // Logits of any size and multipliers of any sign, on both paths: up to 16 queries per kv head, and more. The logits of
 // one query do not affect other queries.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_logits_test {
 

@@ -1,14 +1,9 @@
 // Attention under every mask that is a range of keys, and compositions of them, with SSMax: n is exactly the
 // number of keys that a query sees.
 
-#include <array>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "own_policies.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_masks_test {
 

@@ -1,19 +1,10 @@
 // merge and finish: the order of merging, fully masked key ranges, NaN and infinity, states with strides.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
 #include "attention_problem.hpp"
 #include "attention_state_problem.hpp"
-#include "catch.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem::state_problem::attention_merge_test {
 

@@ -1,17 +1,11 @@
 // NaN and infinity in keys, values and queries affect only the rows that see them.
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_nan_test {
 

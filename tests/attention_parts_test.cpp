@@ -1,19 +1,10 @@
 // Query ranges and key ranges: continued states and summed gradients agree with one call.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
 #include "attention_state_problem.hpp"
-#include "catch.hpp"
 #include "refusal.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_parts_test {
 

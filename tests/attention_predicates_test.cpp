@@ -1,12 +1,7 @@
 // Attention with SSMax under masks with predicates: Where, MaskMatrix, Finite, user masks and compositions.
 
-#include <array>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_predicates_test {
 

@@ -84,6 +84,13 @@ struct Problem {
                               deviation);
     v = reference::normals<T>(static_cast<std::size_t>(s.batch * s.kv_heads * s.keys * s.dv), seed + 2);
   }
+  /// Converts the numbers of another problem.
+  template <class U>
+  explicit Problem(const Problem<U>& other)
+      : shape(other.shape),
+        q(other.q.begin(), other.q.end()),
+        k(other.k.begin(), other.k.end()),
+        v(other.v.begin(), other.v.end()) {}
   View<const T, 4> q_view() const { return {q.data(), {shape.batch, shape.heads, shape.queries, shape.d}}; }
   View<const T, 4> k_view() const { return {k.data(), {shape.batch, shape.kv_heads, shape.keys, shape.d}}; }
   View<const T, 4> v_view() const { return {v.data(), {shape.batch, shape.kv_heads, shape.keys, shape.dv}}; }

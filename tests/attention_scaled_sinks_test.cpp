@@ -1,17 +1,11 @@
 // Scaled sinks: c multiplies a sink like the logit of a key, and the sink adds to the gradient of c.
 
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "same_bits.hpp"
 #include "score_formulas.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_scaled_sinks_test {
 

@@ -1,14 +1,7 @@
 // Attention with every score, compositions and user scores, followed by SSMax's multiplier.
 
-#include <array>
-#include <cmath>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <type_traits>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_scores_test {
 

@@ -1,12 +1,8 @@
 // Many short sequences: kv heads of at most 128 keys take their own path. The path agrees with the formula and is
 // bit-identical to long sequences with the same visible keys.
 
-#include <array>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace attention_problem::attention_short_test {

@@ -1,13 +1,8 @@
 // A sink adds exp(sink) to the denominator; c does not multiply the sink, and n does not count it. Fully masked rows
 // are 0, as in ONNX's Attention.
 
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_sinks_test {
 

@@ -1,15 +1,8 @@
 // Attention over a key source, against the reference and against attention over views of the same keys.
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace attention_problem::attention_source_test {

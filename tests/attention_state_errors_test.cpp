@@ -1,15 +1,6 @@
 // attention_partial, merge and finish throw std::invalid_argument that names the argument, before they write.
 
-#include <algorithm>
-#include <array>
-#include <initializer_list>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "catch.hpp"
+#include "test.hpp"
 #include "untouched_memory.hpp"
 
 namespace attention_state_errors_test {

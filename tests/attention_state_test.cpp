@@ -1,16 +1,10 @@
 // attention_partial, merge and finish over any key ranges agree with attention over all keys, with n of the row.
 
-#include <cmath>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_problem.hpp"
 #include "attention_state_problem.hpp"
-#include "catch.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem::state_problem::attention_state_test {
 
@@ -128,10 +122,7 @@ TEST_CASE("half and bfloat16 have states of float", "[attention][state]") {
   for (const Shape& shape : shapes) {
     const FourHeads<float> heads(shape.heads);
     const Problem<ssmax::half> narrow(shape);
-    Problem<float> wide(shape);
-    wide.q.assign(narrow.q.begin(), narrow.q.end());
-    wide.k.assign(narrow.k.begin(), narrow.k.end());
-    wide.v.assign(narrow.v.begin(), narrow.v.end());
+    const Problem<float> wide(narrow);
     for_each_target_of<ssmax::bfloat16>([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
       const index_t half_way = shape.keys / 2;

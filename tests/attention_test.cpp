@@ -1,19 +1,11 @@
 // Attention against the long double reference and a naive loop in the same precision, on every target: shapes
 // around the borders of its blocks, scalings, options, RoPE, and masks of lengths.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "own_policies.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_test {
 

@@ -1,15 +1,11 @@
 // Attention is bit-identical for every executor: any number of threads, any order of calls, with keys split between
 // threads or not.
 
-#include <array>
 #include <atomic>
-#include <ssmax/ssmax.hpp>
-#include <stdexcept>
 #include <thread>
-#include <vector>
 
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace attention_problem::attention_threads_test {

@@ -1,14 +1,8 @@
 // Attention over half and bfloat16: the result is that of the rounded inputs, computed in float and rounded
 // once.
 
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <type_traits>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_types_test {
 
@@ -54,10 +48,7 @@ TEMPLATE_TEST_CASE("half and bfloat16 results are float results rounded to neare
   using T = TestType;
   for (const Shape& shape : shapes) {
     const Problem<T> narrow(shape);
-    Problem<float> wide(shape);
-    wide.q.assign(narrow.q.begin(), narrow.q.end());
-    wide.k.assign(narrow.k.begin(), narrow.k.end());
-    wide.v.assign(narrow.v.begin(), narrow.v.end());
+    const Problem<float> wide(narrow);
     for_each_target_of<T>([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
       const Output<T> output = run(narrow, SSMax<float>{}, Causal{}, {.float_products = true});

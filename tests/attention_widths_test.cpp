@@ -1,12 +1,7 @@
 // Heads of many widths from 1 to 576, values of other widths, and shapes from the tests of other libraries.
 
-#include <array>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_widths_test {
 

@@ -1,14 +1,9 @@
 // Attention allocates once per call, and not at all with a large enough workspace. The old contents of the workspace
 // do not affect the result.
 
-#include <algorithm>
-#include <array>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "allocation_count.hpp"
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::attention_workspace_test {
 

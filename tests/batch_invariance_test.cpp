@@ -1,17 +1,13 @@
 // The contract of batch_invariant for servers: the bits of a request do not depend on its neighbours in a step, on the
 // threads, on pages, on common pages, or on the places where its prompt is cut.
 
-#include <algorithm>
 #include <memory>
 #include <random>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
-#include "catch.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace batch_invariance_test {

@@ -1,14 +1,8 @@
 // The option batch_invariant: a prompt cut into calls of any number of queries has the bits of one call, over views
 // and over a cache.
 
-#include <algorithm>
-#include <array>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::batch_invariant_test {
 

@@ -1,45 +1,18 @@
 // PagedKeys with factors per channel: attention over a pool in 8 bits whose pages have a factor per channel is attention
 // over the dequantized numbers. Codes and factors that no sequence uses are NaN or infinite.
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
-#include <cstdint>
-#include <limits>
 #include <numeric>
 #include <random>
 #include <set>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "decode_problem.hpp"
+#include "dequantized_codes.hpp"
+#include "own_int8.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
-
-namespace decode_problem::channel_scales_test {
-
-/// A storage type of a user, with a factor per row.
-struct Own {
-  std::int8_t code = 0;
-};
-
-}  // namespace decode_problem::channel_scales_test
-
-template <>
-struct ssmax::StorageTraits<decode_problem::channel_scales_test::Own> {
-  using Own = decode_problem::channel_scales_test::Own;
-  using Compute = float;
-  static void load(const Own* in, index_t n, float* out) {
-    for (index_t i = 0; i < n; ++i) out[i] = in[i].code;
-  }
-  static void store(const float* in, index_t n, Own* out) {
-    for (index_t i = 0; i < n; ++i) out[i].code = static_cast<std::int8_t>(std::lrint(in[i]));
-  }
-  static float scale(const float*, index_t) { return 1; }
-};
 
 namespace decode_problem::channel_scales_test {
 
@@ -212,14 +185,12 @@ TEMPLATE_TEST_CASE("a call of attention over pages with factors of channels", "[
   const Shape shape{4, 2, 40, 72, 40, {90, 40}};
   const Pool<TestType> pool(shape, {16, channels, both});
   const Expected<float> expected(pool.numbers, Plan{});
-  for_each_target([&](const std::string& target) {
+  for_each_target([&](const std::string&) {
     Output<float> got(shape);
     ssmax::attention<float>(arguments_of(pool.numbers, got), pool.keys(), Softmax{}, Causal{}, Identity{},
                             {.explanation = &got.explanation});
     CHECK(got.explanation.path == Path::prefill);
-    Rule rule;
-    rule.take(got, expected, name_of(shape));
-    rule.check(target);
+    check_output(got, expected, name_of(shape));
   });
 }
 
@@ -255,13 +226,11 @@ TEMPLATE_TEST_CASE("few bfloat16 queries over pages with factors of channels", "
   const Data<bfloat16> data(shape);
   std::ranges::transform(data.q, wide.q.begin(), [](bfloat16 x) { return static_cast<float>(x); });
   const Expected<float> expected(wide, Plan{});
-  for_each_target_of<bfloat16>([&](const std::string& target) {
+  for_each_target_of<bfloat16>([&](const std::string&) {
     const Output<bfloat16> got = run(data, pool.keys());
     CHECK(got.explanation.path == Path::decode);
     const Output<float> floats = run(wide, pool.keys());
-    Rule rule;
-    rule.take(floats, expected, name_of(shape));
-    rule.check(target);
+    check_output(floats, expected, name_of(shape));
     int wrong = 0;
     for (std::size_t i = 0; i < got.out.size(); ++i)
       wrong +=
@@ -273,34 +242,14 @@ TEMPLATE_TEST_CASE("few bfloat16 queries over pages with factors of channels", "
 TEMPLATE_TEST_CASE(
     "every code, factor of a row and factor of a channel is dequantized to the nearest bfloat16",
     "[products][channel_scales]", Int8, Fp8E4M3, Fp8E5M2) {
-  using X = TestType;
-  std::vector<X> codes(256);
-  for (unsigned bits = 0; bits < 256; ++bits) codes[bits] = std::bit_cast<X>(static_cast<std::uint8_t>(bits));
-  for_each_target_of_products([&](const std::string& target) {
-    const auto& kernels = ssmax::detail::kernels<ssmax::shared::DequantizeKernels<X>>();
+  for_each_target_of_products([&](const std::string&) {
     for (const float factor : {1.0f, 0.7f, 3e-20f, 1.5e38f, nan}) {
       std::vector<float> channels(256);
       for (std::size_t c = 0; c < 256; ++c)
         channels[c] =
             c % 17 == 3 ? infinity : (factor > 1e38f ? 1e-6f : 0.3f) * static_cast<float>(1 + c % 7);
-      for (const index_t n : {1, 31, 32, 33, 40, 72, 256}) {
-        CAPTURE(target, factor, n);
-        int wrong = 0;
-        for (index_t first = 0; first + n <= 256; first += n) {
-          std::vector<bfloat16> out(static_cast<std::size_t>(n + 1), bfloat16(-1234.0f));
-          kernels.dequantize({codes.data() + first, n, 1, n}, &factor, channels.data() + first,
-                             {out.data(), n});
-          for (index_t i = 0; i < n; ++i) {
-            const auto at = static_cast<std::size_t>(first + i);
-            const float of_row = static_cast<float>(codes[at]) * factor, product = of_row * channels[at];
-            const bfloat16 got = out[static_cast<std::size_t>(i)];
-            wrong += std::isnan(product) ? !std::isnan(static_cast<float>(got))
-                                         : got.bits != bfloat16(product).bits;
-          }
-          wrong += out.back().bits != bfloat16(-1234.0f).bits;
-        }
-        CHECK(wrong == 0);
-      }
+      for (const index_t n : {1, 31, 32, 33, 40, 72, 256})
+        check_dequantized_codes<TestType>(factor, n, channels);
     }
   });
 }
@@ -314,29 +263,21 @@ TEST_CASE("only keys have 8 bits and factors of channels", "[decode][channel_sca
   const Expected<float> expected(numbers, Plan{});
   const View<const float, 4> v_view(v.data(), {pool.v.pages, 16, 1, 24});
   const PagedKeys keys(pool.k.view(), v_view, pool.pages(), {}, {.k = pool.k.channels()});
-  for_each_target([&](const std::string& target) {
-    Rule rule;
-    rule.take(run(numbers, keys), expected, name_of(shape));
-    rule.check(target);
-  });
+  check(numbers, keys, expected);
 }
 
 TEST_CASE("a user's storage type with factors of channels", "[decode][channel_scales]") {
   for (const index_t queries : {2, 20}) {
     const Shape shape{2, 1, queries, 24, 17, {100}};
     const Pool<Int8> pool(shape, {16, both, channels});
-    std::vector<Own> k, v;
-    for (const Int8 x : pool.k.codes) k.push_back({x.value});
-    for (const Int8 x : pool.v.codes) v.push_back({x.value});
-    const View<const Own, 4> k_view(k.data(), {pool.k.pages, 16, 1, 24}),
+    std::vector<OwnInt8> k, v;
+    for (const Int8 x : pool.k.codes) k.emplace_back(static_cast<float>(x.value));
+    for (const Int8 x : pool.v.codes) v.emplace_back(static_cast<float>(x.value));
+    const View<const OwnInt8, 4> k_view(k.data(), {pool.k.pages, 16, 1, 24}),
         v_view(v.data(), {pool.v.pages, 16, 1, 17});
     const PagedKeys keys(k_view, v_view, pool.pages(), pool.scales(), pool.channel_scales());
     const Expected<float> expected(pool.numbers, Plan{});
-    for_each_target([&](const std::string& target) {
-      Rule rule;
-      rule.take(run(pool.numbers, keys), expected, name_of(shape));
-      rule.check(target);
-    });
+    check(pool.numbers, keys, expected);
   }
 }
 
@@ -418,9 +359,7 @@ TEMPLATE_TEST_CASE("common pages with factors of channels", "[decode][channel_sc
       INFO(target << ", queries " << queries);
       const auto got = run(numbers, keys);
       CHECK(got.explanation.shared_sequences == 2);
-      Rule rule;
-      rule.take(got, expected, name_of(shape));
-      rule.check(target);
+      check_output(got, expected, name_of(shape));
       // The same sequence alone has no common keys.
       Data<float> second({4, 2, queries, 64, 72, {1400}});
       std::copy_n(numbers.q.data() + numbers.q.size() / 2, second.q.size(), second.q.data());
@@ -452,9 +391,7 @@ TEMPLATE_TEST_CASE("NaN and infinities in the factors of masked pages do not rea
     const Expected<float> expected(pool.numbers, Plan{.visible = without_second_page});
     for_each_target([&](const std::string& target) {
       INFO(target << ", queries " << queries);
-      Rule rule;
-      rule.take(run(pool.numbers, bad.keys(), Softmax{}, mask), expected, name_of(shape));
-      rule.check(target);
+      check_output(run(pool.numbers, bad.keys(), Softmax{}, mask), expected, name_of(shape));
       const ssmax::SlidingWindow window{100};
       CHECK(run(pool.numbers, bad.keys(), Softmax{}, window) ==
             run(pool.numbers, pool.keys(), Softmax{}, window));

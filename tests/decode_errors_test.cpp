@@ -1,16 +1,11 @@
 // What decode refuses: std::invalid_argument that names the argument, before anything is written.
 
-#include <algorithm>
-#include <initializer_list>
-#include <ssmax/ssmax.hpp>
-#include <string_view>
-#include <vector>
-
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "reference.hpp"
 #include "refusal.hpp"
 #include "same_bits.hpp"
+#include "test.hpp"
+#include "untouched_memory.hpp"
 
 namespace decode_problem::decode_errors_test {
 
@@ -36,31 +31,25 @@ struct Call {
     decode<float>({.q = q, .out = out, .lse = lse}, cache, scaling, mask, score, options);
   }
   template <class S = Softmax, class M = Causal, class C = Identity>
-  void refused(std::initializer_list<std::string_view> parts, const S& scaling = {}, const M& mask = {},
+  void refuses(std::initializer_list<std::string_view> parts, const S& scaling = {}, const M& mask = {},
                const C& score = {}, const AttentionOptions<float>& options = {}) {
     check_refused(parts, [&] { run(scaling, mask, score, options); });
     CHECK(std::ranges::all_of(outputs, [](float x) { return x == -77.F; }));
   }
 };
 
-/// Checks that a valid call is refused after one change.
-template <class Change>
-void refuses(std::initializer_list<std::string_view> words, const Change& change) {
-  Call call;
-  change(call);
-  call.refused(words);
-}
+constexpr auto refuses = untouched_memory::refuses<Call>;
 
 TEST_CASE("decode refuses queries whose positions the cache does not have", "[decode]") {
-  Call({7, 2}).refused({"ssmax::decode: q has positions 3", "2"});
-  Call({2, 7}).refused({"q has positions 3", "2"});
-  Call({0, 7}).refused({"q has positions 3", "0"});
-  Call({0, 0}).refused({"q has positions 3", "0"});
-  Call({0, 0}).refused({"q has positions 3", "0"}, Softmax{}, ssmax::Full{});
+  Call({7, 2}).refuses({"ssmax::decode: q has positions 3", "2"});
+  Call({2, 7}).refuses({"q has positions 3", "2"});
+  Call({0, 7}).refuses({"q has positions 3", "0"});
+  Call({0, 0}).refuses({"q has positions 3", "0"});
+  Call({0, 0}).refuses({"q has positions 3", "0"}, Softmax{}, ssmax::Full{});
   CHECK_NOTHROW(Call({3, 3}).run());
   Call cleared({7, 4});
   cleared.cache.clear();
-  cleared.refused({"q has positions 3", "0"});
+  cleared.refuses({"q has positions 3", "0"});
 }
 
 TEST_CASE("decode throws for shapes that do not fit, before the first write", "[decode]") {
@@ -83,7 +72,7 @@ TEST_CASE("decode throws for shapes that do not fit, before the first write", "[
   const auto values = in_cache.cache.memory().second;
   const std::vector<float> before(values.begin(), values.end());
   in_cache.out = {const_cast<float*>(values.data()), {2, 4, 3, 6}};
-  in_cache.refused({"out", "overlaps v"});
+  in_cache.refuses({"out", "overlaps v"});
   CHECK(same_bits(before, {values.begin(), values.end()}));
 }
 
@@ -96,20 +85,20 @@ TEST_CASE("decode throws for policies and options that do not fit, before the fi
       late({.width = 8, .first_position = 2}, 9);
   const auto refused = [&](std::initializer_list<std::string_view> parts,
                            const AttentionOptions<float>& options) {
-    call.refused(parts, Softmax{}, Causal{}, Identity{}, options);
+    call.refuses(parts, Softmax{}, Causal{}, Identity{}, options);
   };
   refused({"sinks has extent 3", "heads are 4"}, {.sinks = three});
   refused({"key_position is 2", "0"}, {.key_position = 2});
   refused({"q has position 6", "last is 5"}, {.rope = &brief});
   refused({"q has channels 8", "width is 10"}, {.rope = &wide});
   refused({"q has position 1", "first is 2"}, {.rope = &late});
-  call.refused({"s has extent 3", "4"}, SSMax<float>{three});
-  call.refused({"p has extent 6", "7"}, ssmax::SizeTable<float>{p});
-  call.refused({"lengths has extent 3", "2"}, Softmax{}, KeyLengths{lengths});
-  call.refused({"SlidingWindow: left is -1"}, Softmax{}, SlidingWindow{-1});
-  call.refused({"slopes have extent 3", "4"}, Softmax{}, Causal{}, ssmax::Alibi{slopes});
+  call.refuses({"s has extent 3", "4"}, SSMax<float>{three});
+  call.refuses({"p has extent 6", "7"}, ssmax::SizeTable<float>{p});
+  call.refuses({"lengths has extent 3", "2"}, Softmax{}, KeyLengths{lengths});
+  call.refuses({"SlidingWindow: left is -1"}, Softmax{}, SlidingWindow{-1});
+  call.refuses({"slopes have extent 3", "4"}, Softmax{}, Causal{}, ssmax::Alibi{slopes});
   // The matrix does not fit the second sequence.
-  call.refused({"bias has extent 7 in dimension 3", "4"}, Softmax{}, Causal{},
+  call.refuses({"bias has extent 7 in dimension 3", "4"}, Softmax{}, Causal{},
                ssmax::Bias<float>(View<const float, 4>(bias.data(), {2, 4, 3, 7})));
   CHECK_NOTHROW(call.run(Softmax{}, Causal{}, Identity{}, {.rope = &enough}));
 }

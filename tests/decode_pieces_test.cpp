@@ -1,16 +1,10 @@
 // A sequence that is appended and decoded in pieces, or speculated and taken back: which bits must be those
 // of one call, and how near the others are.
 
-#include <algorithm>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace decode_problem::decode_pieces_test {
 
@@ -98,7 +92,7 @@ void check_bounded_in_pieces(const Shape& shape, const std::vector<index_t>& ste
   const AttentionOptions<T> options{.rope = &rope};
   const Data<T> data(shape);
   const Expected<T> expected(data, {.rope = &turn});
-  for_each_target_of<T>([&](const std::string& target) {
+  for_each_target_of<T>([&](const std::string&) {
     const Output<T> together = at_once(data, Softmax{}, Causal{}, options);
     const Output<T> pieces = in_pieces<T>(data, steps, Softmax{}, Causal{}, options);
     const Real factor =
@@ -109,9 +103,7 @@ void check_bounded_in_pieces(const Shape& shape, const std::vector<index_t>& ste
                              factor * expected.exact.value_sums[i]);
     }
     CHECK(over <= 0);
-    Rule rule;
-    rule.take(pieces, expected, name_of(shape));
-    rule.check(target);
+    check_output(pieces, expected, name_of(shape));
   });
 }
 

@@ -1,16 +1,10 @@
 // What decode makes of scalings, multipliers, ropes, masks, scores, sinks and matrices: n and positions come
 // from the cache, each sequence has its own.
 
-#include <cmath>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace decode_problem::decode_policies_test {
 
@@ -43,9 +37,9 @@ TEMPLATE_TEST_CASE("n and the position that a scaling sees are those of the sequ
     const Plan position{.multiplier = [&](index_t head, index_t p, index_t n) {
       return static_cast<Real>(of_row({head, p, n}));
     }};
-    check(data, cache, Expected<T>(data, log_n), LogN{}, Causal{}, Identity{});
-    check(data, cache, Expected<T>(data, with_s), SSMax<T>{s, b}, Causal{}, Identity{});
-    check(data, cache, Expected<T>(data, position), of_row, Causal{}, Identity{});
+    check(data, cache, Expected<T>(data, log_n), LogN{});
+    check(data, cache, Expected<T>(data, with_s), SSMax<T>{s, b});
+    check(data, cache, Expected<T>(data, position), of_row);
 
     // Not the call's queries, not the cache's capacity, not the longest sequence.
     const Output<T> output = run(data, cache, SSMax<T>{s, b});
@@ -66,7 +60,7 @@ TEMPLATE_TEST_CASE("multipliers may be large, negative or zero, and so may logit
       const KvCache<T> cache = filled<T>(data);
       for (const double c : {1e3, -0.5, 0.0}) {
         const Plan plan{.multiplier = [&](index_t, index_t, index_t) { return static_cast<Real>(c); }};
-        check(data, cache, Expected<T>(data, plan), ssmax::Constant{c}, Causal{}, Identity{});
+        check(data, cache, Expected<T>(data, plan), ssmax::Constant{c});
       }
     }
   }
@@ -101,7 +95,7 @@ TEST_CASE("masks show keys of each sequence", "[decode]") {
     for (const Shape& shape : few_and_many) {
       const Data<float> data(shape);
       check(data, filled<float>(data), Expected<float>(data, {.visible = visible, .multiplier = log_n}),
-            LogN{}, mask, Identity{});
+            LogN{}, mask);
     }
   };
   SECTION("Full") {
@@ -142,8 +136,7 @@ TEST_CASE("a document's queries are rotated as its keys in the cache were", "[de
     const std::vector<index_t> ends_of_queries{0, 0, queries}, ends_of_keys{0, 60, 100};
     const auto visible = [](const Query& query, index_t key) { return key >= 60 && key <= query.position(); };
     const ssmax::Documents documents(ends_of_queries, ends_of_keys, true);
-    check(data, filled<float>(data), Expected<float>(data, {.visible = visible}), Softmax{}, documents,
-          Identity{});
+    check(data, filled<float>(data), Expected<float>(data, {.visible = visible}), Softmax{}, documents);
     check(data, filled<float>(data, &rope), Expected<float>(data, {.visible = visible, .rope = &turn}),
           Softmax{}, documents, Identity{}, {.rope = &rope});
   }
@@ -181,13 +174,8 @@ TEST_CASE("sinks and the scale", "[decode]") {
       return key <= query.position() && query.head != 2;
     };
     const Plan plan{.visible = nothing_for_some, .sinks = {sinks.begin(), sinks.end()}, .scale = 0.7L};
-    for_each_target([&](const std::string& target) {
-      Rule rule;
-      rule.take(run(data, filled<float>(data), Softmax{}, Causal{} & ssmax::Where(nothing_for_some),
-                    Identity{}, {.scale = 0.7, .sinks = sinks}),
-                Expected<float>(data, plan), name_of(shape));
-      rule.check(target);
-    });
+    check(data, filled<float>(data), Expected<float>(data, plan), Softmax{},
+          Causal{} & ssmax::Where(nothing_for_some), Identity{}, {.scale = 0.7, .sinks = sinks});
   }
 }
 
@@ -203,8 +191,7 @@ TEST_CASE("masks and biases that are matrices, where all sequences are of one le
   const auto visible = [&](const Query& query, index_t key) {
     return key <= query.position() && std::isfinite(holes(query.batch, query.head, query.index, key));
   };
-  check(data, cache, Expected<float>(data, {.visible = visible}), Softmax{}, Causal{} & ssmax::Finite(holes),
-        Identity{});
+  check(data, cache, Expected<float>(data, {.visible = visible}), Softmax{}, Causal{} & ssmax::Finite(holes));
   // A bias that depends on head and distance alone, so that the reference can say it too.
   std::vector<float> by_distance(4 * 3 * 70);
   const View<float, 4> relative(by_distance.data(), {2, 4, 3, 70}, {0, 3 * 70, 70, 1});

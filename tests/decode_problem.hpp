@@ -335,14 +335,19 @@ struct Rule {
   }
 };
 
+template <class T>
+void check_output(const Output<T>& output, const Expected<T>& expected, const std::string& name) {
+  Rule rule;
+  rule.take(output, expected, name);
+  rule.check(target_name(active_target()));
+}
+
 /// One call per target against the reference.
-template <class T, class X, class S, class M, class C>
-void check(const Data<T>& data, const KvCache<X>& cache, const Expected<T>& expected, const S& scaling,
-           const M& mask, const C& score, const AttentionOptions<T>& options = {}) {
-  for_each_target_of<X>([&](const std::string& target) {
-    Rule rule;
-    rule.take(run(data, cache, scaling, mask, score, options), expected, name_of(data.shape));
-    rule.check(target);
+template <class T, class K, class S = Softmax, class M = Causal, class C = Identity>
+void check(const Data<T>& data, const K& keys, const Expected<T>& expected, const S& scaling = {},
+           const M& mask = {}, const C& score = {}, const AttentionOptions<T>& options = {}) {
+  for_each_target_of<typename K::Element>([&](const std::string&) {
+    check_output(run(data, keys, scaling, mask, score, options), expected, name_of(data.shape));
   });
 }
 

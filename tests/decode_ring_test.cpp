@@ -1,16 +1,11 @@
 // decode on rings: a window, with or without first keys, gives the results of a cache that holds all keys. Masks that
 // show forgotten keys are refused.
 
-#include <algorithm>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "refusal.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
+#include "wrapped_source.hpp"
 
 namespace decode_problem::decode_ring_test {
 
@@ -150,7 +145,7 @@ TEMPLATE_TEST_CASE("first keys and a window on a ring, for all lengths and types
         data, {.visible = [&](const Query& query, index_t key) { return kept.shows(query, key); }});
     const KvCache<T> ring = filled<T>(data, nullptr, kept.capacity, true, kept.first),
                      plain = filled<T>(data);
-    check(data, ring, expected, Softmax{}, mask, Identity{});
+    check(data, ring, expected, Softmax{}, mask);
     if (queries > 16) {
       for_each_target([&](const std::string&) {
         CHECK(run(data, ring, Softmax{}, mask) == run(data, plain, Softmax{}, mask));
@@ -159,7 +154,7 @@ TEMPLATE_TEST_CASE("first keys and a window on a ring, for all lengths and types
     // The same keys by a predicate alone: attention reads the places of forgotten keys.
     const auto shows =
         Causal{} & ssmax::Where([&](const Query& q, index_t key) { return kept.shows(q, key); });
-    check(data, ring, expected, Softmax{}, shows, Identity{});
+    check(data, ring, expected, Softmax{}, shows);
   }
 }
 
@@ -222,15 +217,9 @@ TEST_CASE("a mask that shows keys between the first ones and the last ones of a 
 }
 
 /// A source that has forgotten keys at the begin and others between those it stores.
-struct TwoGaps {
-  using Element = float;
-  const KvCache<float>* cache;
-
-  ssmax::KeySourceShape shape() const { return cache->shape(); }
-  index_t length(index_t b) const { return cache->length(b); }
+struct TwoGaps : WrappedSource<KvCache<float>> {
   ssmax::KeyRange stored(index_t b) const { return {3, length(b)}; }
   ssmax::KeyRange forgotten(index_t) const { return {5, 9}; }
-  ssmax::KeyRun<float> run(index_t b, index_t h, index_t key) const { return cache->run(b, h, key); }
 };
 
 TEST_CASE("a source names the keys that it has forgotten", "[decode][key_source]") {
@@ -238,7 +227,7 @@ TEST_CASE("a source names the keys that it has forgotten", "[decode][key_source]
   const KvCache<float> cache = filled<float>(data);
   Output<float> result(data.shape);
   const auto call = [&](auto&& shows) {
-    decode<float>({.q = data.q_view(), .out = {result.out.data(), {1, 1, 1, 4}}}, TwoGaps{&cache}, Softmax{},
+    decode<float>({.q = data.q_view(), .out = {result.out.data(), {1, 1, 1, 4}}}, TwoGaps{{cache}}, Softmax{},
                   Causal{} & ssmax::Where([=](const Query&, index_t key) { return shows(key); }));
   };
   check_refused({"mask shows key 2", "stores keys [0, 3)"},

@@ -1,18 +1,11 @@
 // decode against the long double reference and the naive loop in the same precision, on every target: one and
 // a few new queries, sequences of their own lengths, 16-bit caches, layouts.
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace decode_problem::decode_test {
 

@@ -1,14 +1,10 @@
 // decode on many threads, which gives the same bits, and the memory that it takes.
 
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "allocation_count.hpp"
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace decode_problem::decode_threads_test {
 

@@ -1,12 +1,10 @@
 // The functors on Eigen's types: whatever goes in, the same numbers as the rows themselves give.
 
 #include <Eigen/Core>
-#include <cmath>
 #include <ssmax/eigen.hpp>
-#include <ssmax/ssmax.hpp>
 
-#include "catch.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace eigen_test {
 

@@ -1,19 +1,9 @@
 // bfloat16 queries over caches of 8 bits: the bf16 path gives the bits of a bfloat16 cache of the dequantized rows.
 
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <type_traits>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "decode_problem.hpp"
+#include "dequantized_codes.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace decode_problem::eight_bit_bfloat16_test {
@@ -144,28 +134,10 @@ TEST_CASE("bfloat16 queries over Q8_0 are bit-identical to a bfloat16 cache of t
 
 TEMPLATE_TEST_CASE("every code and factor is dequantized to the nearest bfloat16", "[eight_bit][products]",
                    Int8, Fp8E4M3, Fp8E5M2) {
-  using X = TestType;
-  std::vector<X> codes(256);
-  for (unsigned bits = 0; bits < 256; ++bits) codes[bits] = std::bit_cast<X>(static_cast<std::uint8_t>(bits));
-  for_each_target_of_products([&](const std::string& target) {
-    const auto& kernels = ssmax::detail::kernels<ssmax::shared::DequantizeKernels<X>>();
+  for_each_target_of_products([&](const std::string&) {
     for (const float factor : {1.0f, 0.7f, 1.1e-3f, 3e-20f, 7e35f, 1.5e38f, nan}) {
-      for (const index_t n : {1, 15, 31, 32, 33, 40, 64, 65, 256}) {
-        CAPTURE(target, factor, n);
-        int wrong = 0;
-        for (index_t first = 0; first + n <= 256; first += n) {
-          std::vector<bfloat16> out(static_cast<std::size_t>(n + 1), bfloat16(-1234.0f));
-          kernels.dequantize({codes.data() + first, n, 1, n}, &factor, nullptr, {out.data(), n});
-          for (index_t i = 0; i < n; ++i) {
-            const float product = static_cast<float>(codes[static_cast<std::size_t>(first + i)]) * factor;
-            const bfloat16 got = out[static_cast<std::size_t>(i)];
-            wrong += std::isnan(product) ? !std::isnan(static_cast<float>(got))
-                                         : got.bits != bfloat16(product).bits;
-          }
-          wrong += out.back().bits != bfloat16(-1234.0f).bits;
-        }
-        CHECK(wrong == 0);
-      }
+      for (const index_t n : {1, 15, 31, 32, 33, 40, 64, 65, 256})
+        check_dequantized_codes<TestType>(factor, n);
     }
   });
 }

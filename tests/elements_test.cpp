@@ -1,17 +1,11 @@
 // Calls whose tensors have different storage types: bit-identical to a call in float on widened tensors, whose results
 // are rounded to the types of the outputs. Exception: q, k and v of bfloat16 take the bf16 path whatever out is.
 
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "catch.hpp"
+#include "own_int8.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace elements_test {
@@ -241,31 +235,6 @@ TEST_CASE("gradients of tensors of different types are bit-identical to float",
   }
 }
 
-/// A storage type of the test's own: 8 bits, and a factor per row.
-struct Byte {
-  std::int8_t value;
-};
-
-}  // namespace elements_test
-
-template <>
-struct ssmax::StorageTraits<elements_test::Byte> {
-  using Compute = float;
-  static void load(const elements_test::Byte* in, index_t n, float* out) {
-    for (index_t i = 0; i < n; ++i) out[i] = in[i].value;
-  }
-  static void store(const float* in, index_t n, elements_test::Byte* out) {
-    for (index_t i = 0; i < n; ++i) out[i].value = static_cast<std::int8_t>(std::lrint(in[i]));
-  }
-  static float scale(const float* in, index_t n) {
-    float top = 0;
-    for (index_t i = 0; i < n; ++i) top = std::max(top, std::abs(in[i]));
-    return top > 0 ? top / 127 : 1;
-  }
-};
-
-namespace elements_test {
-
 /// Attention over a cache of keys K and values V has the bits of a cache of float with the same numbers.
 template <class K, class V, class Q, class Out>
 void check_cache(const Extents& e) {
@@ -319,8 +288,8 @@ TEST_CASE("a cache stores keys and values in different types", "[decode][element
     check_cache<half, bfloat16, float, float>(extents);
     check_cache<float, half, float, bfloat16>(extents);
     check_cache<bfloat16, float, bfloat16, float>(extents);
-    check_cache<Byte, half, half, half>(extents);
-    check_cache<half, Byte, float, float>(extents);
+    check_cache<OwnInt8, half, half, half>(extents);
+    check_cache<half, OwnInt8, float, float>(extents);
   }
 }
 

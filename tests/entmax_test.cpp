@@ -1,21 +1,14 @@
 // Sparsemax and entmax-1.5 against their definition in long double, the threshold found by bisection, and against
 // the numbers of the PyPI package entmax 1.3.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
 #include <ssmax/entmax.hpp>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
-#include "catch.hpp"
 #include "gradcheck.hpp"
 #include "reference.hpp"
 #include "refusal.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace entmax_test {
 

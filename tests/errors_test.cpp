@@ -1,16 +1,8 @@
 // Wrong arguments: std::invalid_argument that names the argument and both extents, and nothing written.
 
-#include <algorithm>
-#include <array>
-#include <initializer_list>
-#include <limits>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string_view>
-#include <vector>
-
-#include "catch.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
+#include "untouched_memory.hpp"
 
 namespace errors_test {
 
@@ -180,7 +172,7 @@ struct AttentionBuffers {
   View<float, 3> lse_view{};
 
   template <class Scaling = Softmax, class Mask = Full>
-  void refused(std::initializer_list<std::string_view> words, const Scaling& scaling = {},
+  void refuses(std::initializer_list<std::string_view> words, const Scaling& scaling = {},
                const Mask& mask = {}, const ssmax::AttentionOptions<float>& options = {}) {
     check_refused_with_words(words, [&] {
       ssmax::attention<float>({.q = q_view, .k = k_view, .v = v_view, .out = out_view, .lse = lse_view},
@@ -190,13 +182,7 @@ struct AttentionBuffers {
   }
 };
 
-/// Checks that a valid call is refused after one change.
-template <class Change>
-void refuses(std::initializer_list<std::string_view> words, const Change& change) {
-  AttentionBuffers call;
-  change(call);
-  call.refused(words);
-}
+constexpr auto refuses = untouched_memory::refuses<AttentionBuffers>;
 
 TEST_CASE("attention refuses shapes that do not fit", "[errors]") {
   using Buffers = AttentionBuffers;
@@ -218,22 +204,22 @@ TEST_CASE("attention refuses shapes that do not fit", "[errors]") {
   refuses({"v", "stride", "3"}, [](Buffers& c) { c.v_view = c.v.view<4>({2, 2, 7, 6}, {252, 126, 18, 3}); });
   refuses({"out"}, [](Buffers& c) { c.out_view = View<float, 4>(c.q.storage.data() + 2, {2, 4, 5, 6}); });
   const std::vector<float> s(3, 1.f);
-  Buffers().refused({"ssmax::attention: s", "3", "4"}, SSMax<float>{s});
+  Buffers().refuses({"ssmax::attention: s", "3", "4"}, SSMax<float>{s});
   const std::vector<index_t> lengths(39, 7);
-  Buffers().refused({"visible", "39", "40"}, Softmax{}, Lengths{lengths});
+  Buffers().refuses({"visible", "39", "40"}, Softmax{}, Lengths{lengths});
 }
 
 TEST_CASE("attention refuses a RoPE table that does not reach", "[errors]") {
   AttentionBuffers m;
   const Rope<float> wide{{.width = 10}, 20}, short_table{{.width = 8}, 6},
       late{{.width = 8, .first_position = 1}, 20};
-  m.refused({"width", "10", "8"}, Softmax{}, Causal{}, {.rope = &wide});
-  m.refused({"6"}, Softmax{}, Causal{}, {.rope = &short_table});
-  m.refused({"1", "0"}, Softmax{}, Causal{}, {.rope = &late});
-  m.refused({"20"}, Softmax{}, Causal{}, {.rope = &late, .key_position = 15});
+  m.refuses({"width", "10", "8"}, Softmax{}, Causal{}, {.rope = &wide});
+  m.refuses({"6"}, Softmax{}, Causal{}, {.rope = &short_table});
+  m.refuses({"1", "0"}, Softmax{}, Causal{}, {.rope = &late});
+  m.refuses({"20"}, Softmax{}, Causal{}, {.rope = &late, .key_position = 15});
   constexpr ssmax::index_t furthest = std::numeric_limits<ssmax::index_t>::max();
-  m.refused({"key_position"}, Softmax{}, Causal{}, {.rope = &late, .key_position = furthest});
-  m.refused({"key_position"}, Softmax{}, Causal{}, {.rope = &late, .key_position = -furthest - 1});
+  m.refuses({"key_position"}, Softmax{}, Causal{}, {.rope = &late, .key_position = furthest});
+  m.refuses({"key_position"}, Softmax{}, Causal{}, {.rope = &late, .key_position = -furthest - 1});
 }
 
 // ---- Targets ----------------------------------------------------------------------------------------------

@@ -1,15 +1,10 @@
 // The exponential in the kernels, float by float. It is reached through exp_store with shift 0, so that the
 // argument of exp is the element itself.
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
-#include <cstdint>
-#include <ssmax/ssmax.hpp>
-#include <vector>
 
-#include "catch.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace exp_test {
 

@@ -1,15 +1,11 @@
 // Explanations: every path is reached by a call that reports it, with its reason and its sizes.
 
 #include <cstring>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "attention_backward_problem.hpp"
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "decode_problem.hpp"
+#include "test.hpp"
 
 namespace attention_problem::explain_test {
 

@@ -1,17 +1,14 @@
 // Types of the user's whose members or bases look like a fast path: each is computed by its own formula,
 // forward with few and with many queries, backward, and over rows. And types that ask for a fast path by name.
 
-#include <array>
-#include <cmath>
 #include <functional>
-#include <ssmax/ssmax.hpp>
-#include <vector>
 
 #include "attention_backward_problem.hpp"
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "decode_problem.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::fast_path_test {
 
@@ -339,39 +336,16 @@ TEST_CASE("a score that reads distances has its own formula under a mask with po
 }
 
 TEST_CASE("a score by lanes in decode", "[decode][fast_path]") {
-  const index_t keys = 1500, d = 8;
   int alone = 0, together = 0;
-  const Nearby score{&alone, &together};
-  const auto k = reference::normals<float>(keys * d, 1), v = reference::normals<float>(keys * d, 2),
-             q = reference::normals<float>(4 * d, 3);
-  ssmax::KvCache<float> cache({.width = d, .capacity = keys});
-  cache.append({k.data(), {1, 1, keys, d}}, {v.data(), {1, 1, keys, d}});
-  for_each_target([&](const std::string& target) {
-    std::vector<float> out(4 * d), expected(4 * d);
-    const View<const float, 4> queries(q.data(), {1, 4, 1, d});
-    ssmax::decode<float>({.q = queries, .out = {out.data(), {1, 4, 1, d}}}, cache, ssmax::Softmax{},
-                         ssmax::Causal{}, score);
+  const decode_problem::Data<float> data({4, 1, 1, 8, 8, {1500}});
+  const auto cache = decode_problem::filled<float>(data);
+  const auto exact = decode_problem::loops<Real>(
+      data, {.score = [](Real z, index_t head, index_t distance) { return near(z, head, Real(distance)); }});
+  for_each_target([&](const std::string&) {
+    const auto got =
+        decode_problem::run(data, cache, ssmax::Softmax{}, ssmax::Causal{}, Nearby{&alone, &together});
     CHECK(alone == 0);
-    for (index_t head = 0; head < 4; ++head) {
-      std::vector<Real> z(keys);
-      Real sum = 0, top = -1e30L;
-      for (index_t key = 0; key < keys; ++key) {
-        Real dot = 0;
-        for (index_t c = 0; c < d; ++c)
-          dot += Real(q[static_cast<std::size_t>(head * d + c)]) *
-                 Real(k[static_cast<std::size_t>(key * d + c)]);
-        z[static_cast<std::size_t>(key)] = near(dot / std::sqrt(Real(d)), head, Real(key - (keys - 1)));
-        top = std::max(top, z[static_cast<std::size_t>(key)]);
-      }
-      for (Real& x : z) sum += x = std::exp(x - top);
-      for (index_t c = 0; c < d; ++c) {
-        Real value = 0;
-        for (index_t key = 0; key < keys; ++key)
-          value += z[static_cast<std::size_t>(key)] / sum * Real(v[static_cast<std::size_t>(key * d + c)]);
-        INFO(target << " head " << head);
-        CHECK(std::abs(Real(out[static_cast<std::size_t>(head * d + c)]) - value) < 3e-6L);
-      }
-    }
+    for (std::size_t i = 0; i < got.out.size(); ++i) CHECK(std::abs(Real(got.out[i]) - exact.out[i]) < 3e-6L);
   });
 }
 

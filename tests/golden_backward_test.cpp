@@ -1,17 +1,9 @@
 // Attention's gradients against PyTorch's autograd in float64 (golden/generate.py): masks, scores, scalings,
 // sinks, rope and a scale, with all parameters.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <type_traits>
-#include <vector>
-
-#include "catch.hpp"
 #include "golden/golden_values.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace golden_backward_test {
 

@@ -3,16 +3,7 @@
 
 #include "golden/golden_values.hpp"
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <type_traits>
-#include <vector>
-
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace golden_test {
 

@@ -2,14 +2,9 @@
 // the scalar.
 
 #include <bit>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <vector>
 
-#include "catch.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace half_test {
 

@@ -1,19 +1,12 @@
 // IndexedKeys: attention over the keys of lists is attention over a cache of the same keys. Tokens of the pool that no
 // list names hold NaN.
 
-#include <algorithm>
-#include <cstdint>
-#include <limits>
 #include <numeric>
 #include <random>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
-#include "catch.hpp"
 #include "decode_sources.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace decode_problem::indexed_keys_test {
 

@@ -1,15 +1,8 @@
 // Every public type that keeps a span refuses a temporary vector, and accepts a vector with a name.
 
-#include <cmath>
 #include <concepts>
-#include <cstdint>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace kept_span_test {
 

@@ -1,21 +1,13 @@
 // Sources of keys of the user's: decode over pages is decode over a cache that holds the same keys.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstddef>
-#include <limits>
 #include <random>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "catch.hpp"
 #include "reference.hpp"
 #include "refusal.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
+#include "wrapped_source.hpp"
 
 namespace key_source_test {
 
@@ -85,14 +77,8 @@ struct Pages {
 static_assert(ssmax::KeySource<Pages<float>> && ssmax::KeySource<KvCache<bfloat16>>);
 
 /// A cache that says too little: one key less is stored than the sequences have.
-struct WithoutLast {
-  using Element = float;
-  const KvCache<float>& cache;
-
-  KeySourceShape shape() const { return cache.shape(); }
-  index_t length(index_t b) const { return cache.length(b); }
-  KeyRange stored(index_t b) const { return {0, cache.length(b) - 1}; }
-  KeyRun<float> run(index_t b, index_t h, index_t key) const { return cache.run(b, h, key); }
+struct WithoutLast : WrappedSource<KvCache<float>> {
+  KeyRange stored(index_t b) const { return {0, length(b) - 1}; }
 };
 
 constexpr index_t batch = 3, heads = 4, kv_heads = 2, width = 12, value_width = 9, longest = 1300;
@@ -231,7 +217,7 @@ TEST_CASE("a source that does not fit the queries is refused", "[decode][key_sou
   CHECK(message() == "ssmax::decode: q has heads 4, must be a multiple of the heads of k, 3");
   pages.extents = cache.shape();
   CHECK(message() == "(nothing was thrown)");
-  CHECK(refusal([&] { decoded(WithoutLast{cache}, 1, Causal{}, ssmax::Serial{}); }) ==
+  CHECK(refusal([&] { decoded(WithoutLast{{cache}}, 1, Causal{}, ssmax::Serial{}); }) ==
         "ssmax::decode: k stores keys up to 1299, the length is 1300");
   CHECK(refusal([&] { decoded(pages, 61, Causal{}, ssmax::Serial{}); }) ==
         "ssmax::decode: q has positions 61, a sequence of the cache has 60");

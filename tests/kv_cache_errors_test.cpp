@@ -10,6 +10,7 @@
 #include "kv_cache_rows.hpp"
 #include "reference.hpp"
 #include "refusal.hpp"
+#include "untouched_memory.hpp"
 
 namespace kv_cache_rows::kv_cache_errors_test {
 
@@ -53,7 +54,7 @@ struct Append {
   Append() { cache.append(k, v, nullptr, std::vector<index_t>{2, 1}); }
 
   void run() { cache.append(k, v, rope, counts); }
-  void refused(std::initializer_list<std::string_view> parts) {
+  void refuses(std::initializer_list<std::string_view> parts) {
     const Contents before(cache);
     check_refused({"ssmax::KvCache::append: "}, [&] { run(); });
     check_refused(parts, [&] { run(); });
@@ -61,13 +62,7 @@ struct Append {
   }
 };
 
-/// Checks that a valid call is refused after one change.
-template <class Change>
-void refuses(std::initializer_list<std::string_view> words, const Change& change) {
-  Append call;
-  change(call);
-  call.refused(words);
-}
+constexpr auto refuses = untouched_memory::refuses<Append>;
 
 TEST_CASE("a cache throws for a sequence index out of range", "[kv_cache]") {
   const KvCache<float> cache({.batch = 2, .kv_heads = 1, .width = 4, .capacity = 8});
@@ -115,13 +110,13 @@ TEST_CASE("append throws if the cache is full, before it changes the cache", "[k
   Append call;
   call.k = {call.at, {2, 3, 5, 4}};
   call.v = {call.at + 200, {2, 3, 5, 5}};
-  call.refused({"length 7", "the capacity is 6"});
+  call.refuses({"length 7", "the capacity is 6"});
   call.counts = {4, 5};
   CHECK_NOTHROW(call.run());
   CHECK(call.cache.length(0) == 6);
   CHECK(call.cache.length(1) == 6);
   call.counts = {0, 1};
-  call.refused({"length 7"});
+  call.refuses({"length 7"});
   call.counts = {0, 0};
   CHECK_NOTHROW(call.run());
 }
@@ -136,7 +131,7 @@ TEST_CASE("append throws for positions outside the rope's tables, before it chan
   fits.rope = &enough;
   CHECK_NOTHROW(fits.run());
   starts_late.rope = &late;
-  starts_late.refused({"k has position 1", "first is 2"});
+  starts_late.refuses({"k has position 1", "first is 2"});
   starts_late.counts = {2, 0};
   CHECK_NOTHROW(starts_late.run());
 }

@@ -1,14 +1,8 @@
 // Latent attention: keys of 576 channels whose first 512 channels are the values, many heads on one kv head. The values
 // are a view of the memory of the keys.
 
-#include <algorithm>
-#include <cstdint>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "decode_sources.hpp"
+#include "test.hpp"
 
 namespace decode_problem::latent_attention_test {
 

@@ -1,16 +1,9 @@
 // log_softmax cancels nothing: never above 0, and within a few roundings of 1 and of itself, however large
 // the logits are. On every target.
 
-#include <algorithm>
-#include <cmath>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace log_softmax_test {
 

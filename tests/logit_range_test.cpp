@@ -1,15 +1,9 @@
 // Logits beyond the range of the compute type have the same result for any number of queries: NaN above the range, the
 // weight 0 below it.
 
-#include <cmath>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace logit_range_test {
 

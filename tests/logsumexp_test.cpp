@@ -1,19 +1,9 @@
 // logsumexp: of one row, as a number; its output, which must lie apart from the logits.
 
-#include <array>
-#include <cmath>
-#include <limits>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <stdexcept>
-#include <string>
-#include <type_traits>
-#include <vector>
-
-#include "catch.hpp"
 #include "reference.hpp"
 #include "refusal.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace logsumexp_test {
 

@@ -1,19 +1,14 @@
 // Masks with runs: the members agree, attention computes what `sees` defines, and masked key blocks are skipped.
 
-#include <array>
 #include <atomic>
-#include <cstdint>
-#include <limits>
 #include <random>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "mask_members.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
+#include "wrapped_source.hpp"
 
 namespace attention_problem::mask_runs_test {
 
@@ -158,12 +153,11 @@ TEST_CASE("decode under masks with runs", "[decode][masks][bfloat16]") {
       plan.visible = visible;
       const Data<float> data(shape);
       const auto cache = decode_problem::filled<float>(data);
-      decode_problem::check(data, cache, decode_problem::Expected<float>(data, plan), Softmax{}, mask,
-                            Identity{});
+      decode_problem::check(data, cache, decode_problem::Expected<float>(data, plan), Softmax{}, mask);
       const Data<bfloat16> rounded(shape);
       const auto rounded_cache = decode_problem::filled<bfloat16>(rounded);
       decode_problem::check(rounded, rounded_cache, decode_problem::Expected<bfloat16>(rounded, plan),
-                            Softmax{}, mask, Identity{});
+                            Softmax{}, mask);
     };
     check_with(SinkWindow{4, 50}, [](const Query& q, index_t key) { return in_sink_window(q, key, 4, 50); });
     const Bitmap bitmap(shape.longest(), shape.longest(), 16, 64, 2, 5);
@@ -202,16 +196,11 @@ struct Counted {
 };
 
 /// A cache that notes the keys that are read.
-struct Noting {
-  using Element = float;
-  const KvCache<float>* cache;
+struct Noting : WrappedSource<KvCache<float>> {
   std::vector<bool>* read;
 
-  KeySourceShape shape() const { return cache->shape(); }
-  index_t length(index_t b) const { return cache->length(b); }
-  KeyRange stored(index_t b) const { return cache->stored(b); }
   KeyRun<float> run(index_t b, index_t h, index_t key) const {
-    KeyRun<float> run = cache->run(b, h, key);
+    KeyRun<float> run = source.run(b, h, key);
     run.count = 1;
     (*read)[static_cast<std::size_t>(key)] = true;
     return run;
@@ -226,7 +215,7 @@ TEST_CASE("masked key blocks are not read, and sees is not called", "[attention]
     std::vector<bool> read(static_cast<std::size_t>(keys));
     std::atomic<int> calls = 0;
     std::vector<float> out(static_cast<std::size_t>(heads * queries * d));
-    decode<float>({.q = data.q_view(), .out = {out.data(), {1, heads, queries, d}}}, Noting{&cache, &read},
+    decode<float>({.q = data.q_view(), .out = {out.data(), {1, heads, queries, d}}}, Noting{{cache}, &read},
                   Softmax{}, Counted{.calls = &calls});
     CHECK(calls == 0);
     index_t wrong = 0;
@@ -248,8 +237,7 @@ TEST_CASE("decode takes a run of visible keys that lies in two key chunks", "[de
     decode_problem::Plan plan;
     plan.visible = visible;
     decode_problem::check(data, decode_problem::filled<float>(data),
-                          decode_problem::Expected<float>(data, plan), Softmax{}, SinkWindow{4, 100},
-                          Identity{});
+                          decode_problem::Expected<float>(data, plan), Softmax{}, SinkWindow{4, 100});
   }
 }
 

@@ -1,19 +1,12 @@
 // NaN and infinities in keys and values do not change one bit of the queries that do not see them: every storage type
 // over a cache, every kind of mask, every path.
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
 #include <memory>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <type_traits>
-#include <vector>
 
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace decode_problem::masked_nonfinite_test {
 

@@ -1,13 +1,7 @@
 // The error bounds where large products of channels cancel: the term L of decode.hpp and attention.hpp.
 
-#include <algorithm>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::massive_activations_test {
 

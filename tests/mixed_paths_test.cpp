@@ -1,12 +1,12 @@
 // Calls over sequences that take different paths: all paths with the same operand type share the runs of the executor.
 
 #include <cstddef>
-#include <new>
 #include <set>
 #include <span>
 
 #include "allocation_count.hpp"
 #include "catch.hpp"
+#include "guarded_memory.hpp"
 #include "refusal.hpp"
 #include "sequence_lengths_problem.hpp"
 #include "test_executors.hpp"
@@ -75,7 +75,8 @@ struct Mixed {
     CHECK(explanation.threads <= threads);
   }
 
-  /// Checks that a workspace of the explained size is large enough, and no larger than needed.
+  /// Checks that a workspace of the explained size is large enough, and no larger than needed. With a smaller one, the
+  /// call throws before it writes.
   template <class E>
   void check_workspace(index_t threads, E&& executor) const {
     INFO(threads << " threads");
@@ -83,19 +84,23 @@ struct Mixed {
     Tensor<Compute<T>> lse(sequences, true, sizes.heads, 1);
     Explanation explanation;
     run(out, lse, nullptr, &explanation, executor);
-    const std::size_t bytes = explanation.workspace_bytes, guard = 64;
-    constexpr std::align_val_t alignment{64};
-    auto* const memory = static_cast<std::byte*>(::operator new(bytes + guard, alignment));
-    std::fill_n(memory, bytes + guard, std::byte{0x5A});
-    Workspace exact(std::span(memory, bytes)), small(std::span(memory, bytes - 1));
+    const std::size_t bytes = explanation.workspace_bytes;
+    const GuardedMemory memory(bytes);
+    Workspace exact(memory.span());
     CHECK(allocations([&] { run(out, lse, &exact, nullptr, executor); }) == 0);
-    CHECK(std::all_of(memory + bytes, memory + bytes + guard,
-                      [](std::byte b) { return b == std::byte{0x5A}; }));
+    CHECK(memory.is_intact());
     CHECK(out == expected);
     CHECK(lse == expected_lse);
-    CHECK(
-        refusal([&] { run(out, lse, &small, nullptr, executor); }).starts_with("ssmax: a call needs memory"));
-    ::operator delete(memory, alignment);
+    const Tensor<T> untouched(sequences, true, sizes.heads, sizes.dv);
+    for (const std::size_t fewer : {std::size_t{0}, bytes / 2, bytes - 64, bytes - 1}) {
+      INFO(fewer << " bytes of " << bytes);
+      Tensor<T> none = untouched;
+      Workspace small(memory.span().first(fewer));
+      CHECK(refusal([&] {
+              run(none, lse, &small, nullptr, executor);
+            }).starts_with("ssmax: a call needs memory"));
+      CHECK(none == untouched);
+    }
     const AttentionPlan<T, Causal> plan({.batch = q.view().extent(0),
                                          .heads = sizes.heads,
                                          .kv_heads = sizes.kv_heads,

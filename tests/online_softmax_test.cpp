@@ -1,18 +1,10 @@
 // The online softmax: a row cut into blocks in any way gives the weights and the lse of the whole row.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
 #include <numeric>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
-#include "catch.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace online_softmax_test {
 

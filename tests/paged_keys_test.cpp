@@ -1,20 +1,12 @@
 // PagedKeys: attention over the pages of a pool is attention over a cache of the same keys, in every layout of pool and
 // table. Memory that no sequence uses holds NaN.
 
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <limits>
 #include <numeric>
 #include <random>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
-#include "catch.hpp"
 #include "decode_sources.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace decode_problem::paged_keys_test {
 

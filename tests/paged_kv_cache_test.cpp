@@ -1,59 +1,19 @@
 // PagedKvCache: attention over its sequences is attention over a KvCache of the same keys, whatever they share and have
 // shared. Memory that no sequence uses holds NaN.
 
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <initializer_list>
-#include <limits>
 #include <map>
 #include <random>
 #include <set>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "allocation_count.hpp"
-#include "catch.hpp"
 #include "decode_sources.hpp"
+#include "own_int8.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace decode_problem::paged_kv_cache_test {
 
-/// Integers that a factor of the row multiplies. NaN has the number -128.
-struct Int8 {
-  std::int8_t value;
-  Int8() = default;
-  explicit Int8(float x) : value(x == x ? static_cast<std::int8_t>(std::lrint(x)) : std::int8_t{-128}) {}
-};
-
-}  // namespace decode_problem::paged_kv_cache_test
-
-template <>
-struct ssmax::StorageTraits<decode_problem::paged_kv_cache_test::Int8> {
-  using Compute = float;
-  using Int8 = decode_problem::paged_kv_cache_test::Int8;
-  static void load(const Int8* in, index_t n, float* out) {
-    for (index_t i = 0; i < n; ++i) {
-      out[i] =
-          in[i].value == -128 ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(in[i].value);
-    }
-  }
-  static void store(const float* in, index_t n, Int8* out) {
-    for (index_t i = 0; i < n; ++i) out[i] = Int8(in[i]);
-  }
-  static float scale(const float* in, index_t n) {
-    float largest = 1e-30f;
-    for (index_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(in[i]));
-    return largest / 127;
-  }
-};
-
-namespace decode_problem::paged_kv_cache_test {
-
+using Int8 = OwnInt8;
 using ssmax::PagedKvCache, ssmax::PagedKvCacheFull, ssmax::PagedKvCacheOptions;
 
 static_assert(ssmax::KeySource<PagedKvCache<float>::Source>);

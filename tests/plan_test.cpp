@@ -1,20 +1,13 @@
 // A plan gives the bits of attention, refuses what does not fit, and names the memory that a call needs.
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <span>
 #include <ssmax/plan.hpp>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
 #include "allocation_count.hpp"
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "guarded_memory.hpp"
 #include "refusal.hpp"
 #include "same_bits.hpp"
+#include "test.hpp"
 
 namespace attention_problem::plan_test {
 
@@ -39,25 +32,6 @@ AttentionShape shape_of(const Shape& s) {
           .value_width = s.dv};
 }
 
-/// Memory of exactly the given size, followed by bytes that must not change.
-class Guarded {
- public:
-  explicit Guarded(std::size_t bytes) : bytes_(bytes), memory_(bytes + 128, std::byte{0x5A}) {
-    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
-    begin_ = memory_.data() + (64 - address % 64) % 64;
-  }
-  std::span<std::byte> span() const { return {begin_, bytes_}; }
-  bool is_intact() const {
-    return std::all_of(begin_ + bytes_, begin_ + bytes_ + 64,
-                       [](std::byte b) { return b == std::byte{0x5A}; });
-  }
-
- private:
-  std::size_t bytes_;
-  std::vector<std::byte> memory_;
-  std::byte* begin_;
-};
-
 template <class T>
 void check_plan(const Shape& shape, const AttentionOptions<T>& options) {
   const FourHeads<Compute<T>> heads(shape.heads);
@@ -68,7 +42,7 @@ void check_plan(const Shape& shape, const AttentionOptions<T>& options) {
     const Output<T> expected = run(problem, heads.scaling(), Causal{}, Softcap{7}, options);
     for (const index_t threads : {1, 2, 3}) {
       const AttentionPlan<T, Causal> plan(shape_of(shape), Causal{}, options, threads);
-      const Guarded memory(plan.bytes());
+      const GuardedMemory memory(plan.bytes());
       const auto check_run = [&](auto&& executor) {
         Output<T> output(shape);
         plan.bind(arguments_of(problem, output), heads.scaling(), Softcap{7}).run(memory.span(), executor);
@@ -99,7 +73,7 @@ TEST_CASE("a plan of sequences with their own lengths", "[attention][plan]") {
   const Problem<float> problem(shape);
   const AttentionOptions<float> options{.lengths = SequenceLengths::packed(cumulative)};
   const AttentionPlan<float, Causal> plan(shape_of(shape), Causal{}, options, 2);
-  const Guarded memory(plan.bytes());
+  const GuardedMemory memory(plan.bytes());
   Output<float> output(shape);
   plan.bind(arguments_of(problem, output), LogN{}).run(memory.span());
   CHECK(memory.is_intact());
@@ -146,7 +120,7 @@ void check_source_plan(const Shape& shape, const M& mask, const AttentionOptions
       const ssmax::SourcePlan<T, KvCache<X>, M> plan({.heads = shape.heads, .queries = shape.queries}, cache,
                                                      mask, options, threads);
       CHECK(plan.explanation().path == expected.explanation.path);
-      const Guarded memory(plan.bytes());
+      const GuardedMemory memory(plan.bytes());
       const auto check_run = [&](auto&& executor) {
         Output<T> output(shape);
         plan.bind(decode_arguments_of(problem, output), layer, heads.scaling(), Softcap{7})
@@ -180,7 +154,7 @@ TEST_CASE("a plan over a source of sequences with their own numbers of queries",
   const AttentionOptions<float> options{.lengths = SequenceLengths::packed_queries(cumulative)};
   const ssmax::SourcePlan<float, KvCache<float>> plan({.heads = 4, .queries = 41}, cache, Causal{}, options,
                                                       2);
-  const Guarded memory(plan.bytes());
+  const GuardedMemory memory(plan.bytes());
   Output<float> expected(packed), output(packed);
   ssmax::attention<float>(decode_arguments_of(queries, expected), cache, LogN{}, Causal{}, options);
   plan.bind(decode_arguments_of(queries, output), cache, LogN{}).run(memory.span());
@@ -204,7 +178,7 @@ TEST_CASE("the run of a plan does not ask for the lengths of sequences", "[decod
   const Counted source{cache_of<float>(keys), calls};
   const AttentionOptions<float> options{.lengths = SequenceLengths::packed_queries(cumulative)};
   const ssmax::SourcePlan<float, Counted> plan({.heads = 4, .queries = 82}, source, Causal{}, options, 3);
-  const Guarded memory(plan.bytes());
+  const GuardedMemory memory(plan.bytes());
   Output<float> output(packed);
   const auto bound = plan.bind(decode_arguments_of(queries, output), source, LogN{});
   std::fill(calls.begin(), calls.end(), 0);
@@ -250,7 +224,7 @@ TEST_CASE("bind and run over a source do not allocate", "[decode][plan]") {
   const KvCache<float> cache = cache_of<float>(problem);
   Output<float> output(shape);
   const ssmax::SourcePlan<float, KvCache<float>> plan({.heads = 4, .queries = 5}, cache, Causal{});
-  const Guarded memory(plan.bytes());
+  const GuardedMemory memory(plan.bytes());
   CHECK(allocations(
             [&] { plan.bind(decode_arguments_of(problem, output), cache, LogN{}).run(memory.span()); }) == 0);
 }
@@ -260,7 +234,7 @@ TEST_CASE("bind and run do not allocate", "[attention][plan]") {
   const Problem<float> problem(shape);
   Output<float> output(shape);
   const AttentionPlan<float, Causal> plan(shape_of(shape), Causal{});
-  const Guarded memory(plan.bytes());
+  const GuardedMemory memory(plan.bytes());
   CHECK(allocations([&] { plan.bind(arguments_of(problem, output), LogN{}).run(memory.span()); }) == 0);
 }
 
@@ -302,7 +276,7 @@ TEST_CASE("a plan refuses what does not fit", "[attention][plan][errors]") {
   check_refused({"s", "3", "4"}, [&] { (void)plan.bind(fits, SSMax<float>{s}); });
 
   const auto call = plan.bind(fits, LogN{});
-  const Guarded memory(plan.bytes());
+  const GuardedMemory memory(plan.bytes());
   const std::string need = std::to_string(plan.bytes()), have = std::to_string(plan.bytes() - 1);
   check_refused({need, have}, [&] { call.run(memory.span().first(plan.bytes() - 1)); });
   check_refused({"Workspace", "memory", "8", "64"}, [&] { call.run(memory.span().subspan(8)); });

@@ -1,19 +1,11 @@
 // Functions over rows are as accurate as a naive loop, over sizes around every vector width and block.
 // [long_double]: minutes where long double is emulated.
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "guarded_rows.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace guarded_rows::properties_accuracy_test {
 

@@ -1,20 +1,11 @@
 // What must hold for any rows: agreement of all targets, invariances, in place as out of place, any shape,
 // and not one element written outside. Over sizes around every vector width and block.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "guarded_rows.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace guarded_rows::properties_test {
 

@@ -1,21 +1,14 @@
 // Q8_0: bytes and rounding of the format, and attention over caches and pools of it against the naive loop over the rows
 // that they hold.
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
-#include <cstdint>
 #include <cstring>
-#include <limits>
 #include <numeric>
 #include <random>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
-#include "catch.hpp"
 #include "decode_sources.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace decode_problem::q8_0_test {
 
@@ -144,10 +137,8 @@ TEST_CASE("attention over a cache of groups is as good as a naive loop on what i
     CHECK(cache.run(0, 0, 0).v_stride == shape.dv / 32);
     CHECK(std::ssize(cache.memory().first) ==
           shape.batch() * shape.kv_heads * shape.longest() * shape.d / 32);
-    for_each_target([&](const std::string& target) {
-      Rule rule;
-      rule.take(run(data, cache), expected, name_of(shape));
-      rule.check(target);
+    for_each_target([&](const std::string&) {
+      check_output(run(data, cache), expected, name_of(shape));
       // Rows are widened to the numbers that a float cache holds.
       const KvCache<float> wide = filled<float>(rows);
       for (const bool invariant : {true, false}) {
@@ -166,11 +157,7 @@ void check_types(const Data<float>& data, const Expected<float>& expected) {
   KvCache<K, V> cache(options_of(data.shape));
   const index_t longest = data.shape.longest();
   cache.append(data.k_view(0, longest), data.v_view(0, longest), nullptr, data.shape.lengths);
-  for_each_target([&](const std::string& target) {
-    Rule rule;
-    rule.take(run(data, cache), expected, name_of(data.shape));
-    rule.check(target);
-  });
+  check(data, cache, expected);
 }
 
 TEST_CASE("keys and values of different storage types, one of them groups", "[decode][q8_0][slow]") {

@@ -1,17 +1,7 @@
 // What a rope and its calls refuse: std::invalid_argument that names the argument, and nothing written.
 
-#include <algorithm>
-#include <array>
-#include <initializer_list>
-#include <limits>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "catch.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace rope_errors_test {
 

@@ -1,16 +1,11 @@
 // The frequencies of a rope and what its scalings make of them: linear, NTK, YaRN and Llama 3.
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
 #include <numbers>
-#include <ssmax/ssmax.hpp>
-#include <vector>
 
-#include "catch.hpp"
 #include "reference.hpp"
 #include "rope_turns.hpp"
 #include "same_bits.hpp"
+#include "test.hpp"
 
 namespace rope_turns::rope_scaling_test {
 

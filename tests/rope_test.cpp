@@ -1,20 +1,11 @@
 // The rotary embedding against the long double reference, on every target: pairings, widths, strides,
 // positions, and the transpose.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "reference.hpp"
 #include "rope_turns.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace rope_turns::rope_test {
 

@@ -1,12 +1,8 @@
 // The option rounded_rotation: a call with a rope has the bits of a call without a rope over rotated and rounded q and
 // k, on targets with the bf16 path. Other targets ignore the option.
 
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace attention_problem::rounded_rotation_test {
 

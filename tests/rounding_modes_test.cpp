@@ -2,16 +2,10 @@
 // softmax.hpp and attention.hpp. On every target.
 
 #include <cfenv>
-#include <cmath>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
-#include <array>
-#include "catch.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace rounding_modes_test {
 

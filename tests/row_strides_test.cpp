@@ -1,13 +1,9 @@
 // Rows with a stride and rows in place have the bits of contiguous rows, except for lengths that share vectors.
 
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace row_strides_test {
 

@@ -1,18 +1,12 @@
 // A multiplier for every query, from outside: c[batch, head, query], and its gradient.
 
-#include <array>
-#include <cmath>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "refusal.hpp"
 #include "same_bits.hpp"
 #include "score_formulas.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::scaling_per_query_test {
 
@@ -292,7 +286,7 @@ TEST_CASE("what PerQuery refuses", "[attention][backward][scaling]") {
   const View<const float, 3> good(c.data(), {2, 4, 5});
   const auto output = run(problem, PerQuery(good), Full{});
   const auto into = [&](const View<float, 3>& view) {
-    return [&, view] { return backward(problem, output, PerQuery(good).gradient(view), Full{}, Identity{}); };
+    return [&, view] { return backward(problem, output, PerQuery(good).gradient(view), Full{}); };
   };
   check_refused_with_words({"ssmax::attention_backward: dc", "6", "5"}, into({dc.data(), {2, 4, 6}}));
   check_refused_with_words({"dc", "c", "overlaps"}, into({c.data() + 8, {2, 4, 5}}));

@@ -1,18 +1,9 @@
 // The multipliers, the closed forms of the paper's Figure 1, and the trap that several ports fell into: s ln
 // n and b multiply the logits. Adding them does nothing.
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "reference.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace scaling_test {
 
@@ -402,26 +393,26 @@ TEST_CASE("parameters that are too short are refused", "[scaling]") {
   const View<double, 3> out(y.data(), {2, 3, 5});
   const std::span<const double> none;
 
-  CHECK_THROWS_AS(ssmax::softmax(logits, out, SSMax<double>{one}), std::invalid_argument);
-  CHECK_THROWS_AS(ssmax::softmax(logits, out, SSMax<double>{two, one}), std::invalid_argument);
-  CHECK_THROWS_AS(ssmax::softmax(logits, out, SSMax<double>{none}), std::invalid_argument);
-  CHECK_THROWS_AS(ssmax::softmax(logits, out, SizeTable<double>{table}), std::invalid_argument);
-  CHECK_THROWS_AS(ssmax::softmax(logits, out, QwenLogN{1}), std::invalid_argument);
-  CHECK_THROWS_AS(ssmax::softmax(logits, out, Llama4Temperature(0.1, 0)), std::invalid_argument);
-  CHECK_THROWS_AS(ssmax::softmax(logits, out, MinistralTemperature(0.1, 0)), std::invalid_argument);
-  CHECK_THROWS_AS(ssmax::softmax(logits, out, ssmax::InklingTemperature(0.1, 0)), std::invalid_argument);
+  const auto refused = [&](const auto& scaling) {
+    CHECK_THROWS_AS(ssmax::softmax(logits, out, scaling), std::invalid_argument);
+  };
+  refused(SSMax<double>{one});
+  refused(SSMax<double>{two, one});
+  refused(SSMax<double>{none});
+  refused(SizeTable<double>{table});
+  refused(QwenLogN{1});
+  refused(Llama4Temperature(0.1, 0));
+  refused(MinistralTemperature(0.1, 0));
+  refused(ssmax::InklingTemperature(0.1, 0));
   CHECK(std::count(y.begin(), y.end(), -7) == static_cast<std::ptrdiff_t>(y.size()));
 
-  const SSMax<double> scaling{two};
-  CHECK_THROWS_AS(
-      (ssmax::softmax_backward<double, 3>({.out = out, .dout = logits, .logits = logits, .dlogits = out},
-                                          scaling.gradient(too_few))),
-      std::invalid_argument);
-  const SizeTable<double> sizes{enough};
-  CHECK_THROWS_AS(
-      (ssmax::softmax_backward<double, 3>({.out = out, .dout = logits, .logits = logits, .dlogits = out},
-                                          sizes.gradient(too_few))),
-      std::invalid_argument);
+  const auto refused_backward = [&](const auto& gradient) {
+    CHECK_THROWS_AS((ssmax::softmax_backward<double, 3>(
+                        {.out = out, .dout = logits, .logits = logits, .dlogits = out}, gradient)),
+                    std::invalid_argument);
+  };
+  refused_backward(SSMax<double>{two}.gradient(too_few));
+  refused_backward(SizeTable<double>{enough}.gradient(too_few));
 }
 
 }  // namespace scaling_test

@@ -1,17 +1,10 @@
 // The scale-invariant score: a factor and an offset of every logit, by the distance of query and key.
 
-#include <array>
-#include <cmath>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "refusal.hpp"
 #include "score_formulas.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem::score_scale_invariant_test {
 

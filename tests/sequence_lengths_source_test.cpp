@@ -8,6 +8,7 @@
 #include "refusal.hpp"
 #include "same_bits.hpp"
 #include "test_executors.hpp"
+#include "wrapped_source.hpp"
 
 namespace sequence_lengths_problem::sequence_lengths_source_test {
 
@@ -31,17 +32,11 @@ struct Alone {
 
 /// The keys of a cache, `page` keys at a time.
 template <class T>
-struct Pages {
-  using Element = T;
-
-  const KvCache<T>& cache;
+struct Pages : WrappedSource<KvCache<T>> {
   index_t page;
 
-  KeySourceShape shape() const { return cache.shape(); }
-  index_t length(index_t b) const { return cache.length(b); }
-  KeyRange stored(index_t b) const { return cache.stored(b); }
   KeyRun<T> run(index_t b, index_t h, index_t key) const {
-    KeyRun<T> run = cache.run(b, h, key);
+    KeyRun<T> run = this->source.run(b, h, key);
     run.count = std::min(run.count, page - key % page);
     return run;
   }
@@ -127,8 +122,8 @@ void check_all(const Sizes& sizes) {
     const Sequences sequences = every_path(is_packed);
     const KvCache<T> cache = cache_of<T>(sequences, sizes);
     check_bits<T>(sequences, sizes, cache, Causal{}, Identity{}, {.rope = &rope}, all);
-    check_bits<T>(sequences, sizes, Pages<T>{cache, 16}, Causal{}, Identity{}, {.sinks = sinks}, all);
-    check_bits<T>(sequences, sizes, Pages<T>{cache, 7}, SlidingWindow{50}, Softcap{5},
+    check_bits<T>(sequences, sizes, Pages<T>{{cache}, 16}, Causal{}, Identity{}, {.sinks = sinks}, all);
+    check_bits<T>(sequences, sizes, Pages<T>{{cache}, 7}, SlidingWindow{50}, Softcap{5},
                   {.rope = &rope, .rotate_source_keys = true}, all);
   }
 }

@@ -1,21 +1,16 @@
 // Sequences with common pages: the driver computes their common keys once. Results are bit-identical to those of the
 // same source without the member shares_keys.
 
-#include <algorithm>
-#include <array>
-#include <limits>
 #include <random>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
 #include "allocation_count.hpp"
 #include "attention_problem.hpp"
-#include "catch.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
+#include "wrapped_source.hpp"
 
 namespace shared_keys_test {
 
@@ -23,18 +18,6 @@ using namespace ssmax;
 
 template <class X>
 using Compute = ssmax::detail::ComputeType<X>;
-
-/// A source without the member shares_keys.
-template <class K>
-struct Unshared {
-  using Element = typename K::Element;
-  const K& keys;
-
-  KeySourceShape shape() const { return keys.shape(); }
-  index_t length(index_t b) const { return keys.length(b); }
-  KeyRange stored(index_t b) const { return keys.stored(b); }
-  KeyRun<Element> run(index_t b, index_t h, index_t key) const { return keys.run(b, h, key); }
-};
 
 /// The keys of a sequence: `common` keys of prompt `prompt`, then keys of its own.
 struct Sequence {
@@ -122,7 +105,7 @@ void compare(const K& keys, index_t heads, index_t queries, index_t sharing, con
   for (const bool invariant : {false, true}) {
     const Serial serial;
     const Output<T> expected =
-        run<T>(Unshared<K>{keys}, heads, queries, scaling, mask, score, invariant, serial, cumulative);
+        run<T>(WrappedSource<K>{keys}, heads, queries, scaling, mask, score, invariant, serial, cumulative);
     const Output<T> got = run<T>(keys, heads, queries, scaling, mask, score, invariant, serial, cumulative);
     CHECK(expected.explanation.shared_sequences == 0);
     CHECK(got.explanation.shared_sequences == sharing);
@@ -283,25 +266,6 @@ TEST_CASE("common pages: a plan and a workspace have the memory of the pass",
   CHECK(same_bits(out, expected.out));
 }
 
-TEST_CASE("pages without common keys: a plan has the memory of the list of sequences",
-          "[attention][source][shared_keys]") {
-  const index_t batch = 4000;  // the list is larger than the memory of the only lane
-  std::vector<index_t> pages(static_cast<std::size_t>(batch)), lengths(pages.size(), 1);
-  for (std::size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<index_t>(i);
-  const std::vector<float> q = reference::normals<float>(pages.size() * 2, 1);
-  std::vector<float> out(q.size()), expected(q.size());
-  const View<const float, 4> rows(q.data(), {batch, 1, 1, 2});
-  const PagedKeys keys(rows, rows,
-                       PageTable<index_t>(View<const index_t, 2>(pages.data(), {batch, 1}), lengths));
-  const SourcePlan<float, std::remove_cv_t<decltype(keys)>, Causal> plan({.heads = 1, .queries = 1}, keys,
-                                                                         Causal{});
-  Workspace memory;
-  plan.bind({.q = rows, .out = {out.data(), {batch, 1, 1, 2}}}, keys, Softmax{})
-      .run(std::span(memory.reserve(plan.bytes()), plan.bytes()));
-  decode<float>({.q = rows, .out = {expected.data(), {batch, 1, 1, 2}}}, keys, Softmax{}, Causal{});
-  CHECK(same_bits(out, expected));
-}
-
 TEST_CASE("common pages: sinks", "[attention][source][shared_keys]") {
   const Pool<float> pool(64, 2, 24, 24, sequences);
   const auto keys = pool.keys();
@@ -317,7 +281,7 @@ TEST_CASE("common pages: sinks", "[attention][source][shared_keys]") {
       decode<float>({.q = {q.data(), {9, 4, 1, 24}}, .out = {to.data(), {9, 4, 1, 24}}}, source,
                     SSMax<float>{0.3f}, Causal{}, options);
     };
-    attend(Unshared<std::remove_cvref_t<decltype(keys)>>{keys}, expected);
+    attend(WrappedSource<std::remove_cvref_t<decltype(keys)>>{keys}, expected);
     attend(keys, out);
     CHECK(explanation.shared_sequences == sharing_sequences);
     CHECK(same_bits(out, expected));

@@ -1,15 +1,8 @@
 // Backward of both forms against finite differences of forward, for every kind of mask and scaling.
 
-#include <array>
-#include <cmath>
-#include <limits>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
-#include "catch.hpp"
 #include "gradcheck.hpp"
 #include "reference.hpp"
+#include "test.hpp"
 
 namespace softmax_backward_test {
 

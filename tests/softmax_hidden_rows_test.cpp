@@ -1,18 +1,9 @@
 // Rows that see no key, in every function over rows: a mask is asked for positions of queries that see a key only,
 // the scaling about rows with n >= 1 only, and what comes out is 0 (-inf in log form).
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace softmax_hidden_rows_test {
 

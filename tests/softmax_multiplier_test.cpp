@@ -1,19 +1,9 @@
 // Multipliers of any sign and size, and logits of any size: as exact as c = 1 on ordinary logits. On every
 // target.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <type_traits>
-#include <vector>
-
-#include "catch.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace softmax_multiplier_test {
 

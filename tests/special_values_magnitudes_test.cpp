@@ -1,22 +1,13 @@
 // Subnormals, overflow, cancellation, long rows, and a processor that flushes subnormals. On every target.
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <utility>
-#include <vector>
-
 #if defined(__SSE__)
 #include <xmmintrin.h>
 #endif
 
-#include "catch.hpp"
 #include "reference.hpp"
 #include "special_values.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace special_values::special_values_magnitudes_test {
 

@@ -1,20 +1,11 @@
 // NaN and infinities, on every target: what they make of their row, and that they reach no other.
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
-#include <cstdint>
-#include <initializer_list>
-#include <span>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <type_traits>
-#include <vector>
 
-#include "catch.hpp"
 #include "reference.hpp"
 #include "special_values.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace special_values::special_values_nan_test {
 

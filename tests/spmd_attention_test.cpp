@@ -1,16 +1,11 @@
 // Attention by a team of the program's own threads: the bits of Serial and of ThreadPool, forward, backward and decode.
 
-#include <array>
 #include <atomic>
-#include <ssmax/ssmax.hpp>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "spmd_team.hpp"
+#include "test.hpp"
 
 namespace spmd_attention_test {
 

@@ -1,28 +1,16 @@
 // A storage type of the user's, in rows, as keys and values, and with a factor for each row. Header-only: the library's
 // own drivers of rows know its own types.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
+#include "own_int8.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace storage_test {
 
 /// Multiples of 1/16 in 16 bits.
 struct Fixed {
   std::int16_t sixteenths;
-};
-/// Integers that a factor of the row multiplies.
-struct Int8 {
-  std::int8_t value;
 };
 /// Two integers of 4 bits in a byte, which a factor of the row multiplies.
 struct Nibbles {
@@ -62,22 +50,6 @@ struct ssmax::StorageTraits<storage_test::Watched> {
 };
 
 template <>
-struct ssmax::StorageTraits<storage_test::Int8> {
-  using Compute = float;
-  static void load(const storage_test::Int8* in, index_t n, float* out) {
-    for (index_t i = 0; i < n; ++i) out[i] = static_cast<float>(in[i].value);
-  }
-  static void store(const float* in, index_t n, storage_test::Int8* out) {
-    for (index_t i = 0; i < n; ++i) out[i].value = static_cast<std::int8_t>(std::lrint(in[i]));
-  }
-  static float scale(const float* in, index_t n) {
-    float largest = 1e-30f;
-    for (index_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(in[i]));
-    return largest / 127;
-  }
-};
-
-template <>
 struct ssmax::StorageTraits<storage_test::Nibbles> {
   using Compute = float;
   static constexpr index_t group = 2;
@@ -99,6 +71,7 @@ struct ssmax::StorageTraits<storage_test::Nibbles> {
 namespace storage_test {
 
 using namespace ssmax;
+using Int8 = OwnInt8;
 
 static_assert(ssmax::detail::Storage<Fixed> && !ssmax::detail::Storage<int>);
 static_assert(ssmax::detail::KeyStorage<Int8> && !ssmax::detail::Storage<Int8>);

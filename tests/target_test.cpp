@@ -1,16 +1,13 @@
 // Which targets there are, and how one is chosen. SSMAX_TARGET itself is read once a process: the consumer
 // tests run programs with it set.
 
-#include <algorithm>
 #include <ssmax/detail/dispatch/bf16.hpp>
 #include <ssmax/detail/dispatch/processor.hpp>
 #include <ssmax/detail/kernels/decode.hpp>
 #include <ssmax/detail/kernels/prefill.hpp>
-#include <ssmax/ssmax.hpp>
-#include <string>
 
-#include "catch.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 using ssmax::Target;
 

@@ -1,10 +1,6 @@
 // A storage type of a user whose `store` throws: append leaves the cache as it was.
 
-#include <ssmax/ssmax.hpp>
-#include <stdexcept>
-#include <vector>
-
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace throwing_store_test {
 

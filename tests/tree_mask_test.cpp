@@ -1,21 +1,14 @@
 // Tree: attention computes what the definition of the tree says, over views and caches. A cache that keeps an accepted
 // branch continues like a cache that only had the branch.
 
-#include <algorithm>
-#include <array>
-#include <cstdint>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <random>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
 #include "attention_backward_problem.hpp"
-#include "catch.hpp"
 #include "mask_members.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace attention_problem::tree_mask_test {
 

@@ -28,11 +28,11 @@ struct Memory {
 };
 
 /// Checks that a valid call is refused after one change.
-template <class Call, class Change>
-void refuses(std::initializer_list<std::string_view> words, const Change& change) {
+template <class Call>
+constexpr auto refuses = [](std::initializer_list<std::string_view> words, const auto& change) {
   Call call;
   change(call);
   call.refuses(words);
-}
+};
 
 }  // namespace untouched_memory

@@ -42,7 +42,7 @@ struct Explanation {
   SSMAX_INLINE Explanation() = default;
 
   const char* function = "";        ///< "attention", "attention_partial", "decode", "mpi::attention", …
-  Path path = Path::none;           ///< `Path::none`: only `function` and `target` are set.
+  Path path = Path::none;           ///< `Path::none`: only function, target and workspace_bytes are set.
   Target target = Target::scalar;   ///< The instruction set.
   const char* operands = "";        ///< Operands of the products: "float", "double" or "bfloat16".
   index_t rows = 0;                 ///< Queries per kv head: queries · heads / kv_heads.

@@ -70,7 +70,11 @@ SSMAX_COLD Explanation explanation_of(const WorkList<Compute>& list, const Phase
 /// Returns the explanation of the path of a list that runs last.
 template <class Compute>
 SSMAX_COLD Explanation explanation_of(const WorkList<Compute>& list, const Problem<Compute>& problem) {
-  if (list.phase_count == 0) return explanation_of<Compute>(problem.caller, Route{}, 0);
+  if (list.phase_count == 0) {
+    Explanation e = explanation_of<Compute>(problem.caller, Route{}, 0);
+    e.workspace_bytes = bytes_of(list);
+    return e;
+  }
   return explanation_of(list, list.phases[list.phase_count - 1], list.paths[list.path_count - 1], problem);
 }
 

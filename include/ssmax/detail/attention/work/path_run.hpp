@@ -1,7 +1,9 @@
 // Defines PathRun, the works of one path while the lanes of an executor compute them.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "../terms/variant.hpp"
 #include "list.hpp"
@@ -25,6 +27,11 @@ struct PhaseRun {
   const PhaseWorks& works;
 };
 
+/// Pieces [first, end) of a run.
+struct Pieces {
+  index_t first, end;
+};
+
 /// The run of one path.
 template <class Compute>
 struct PathRun {
@@ -33,13 +40,20 @@ struct PathRun {
   const Split split;
   Compute* const waiting;  // the states of key chunks
   TaskPass pass;
-  std::atomic<index_t> next{0};  // the next piece
+  index_t taken = 0;             // pieces of the only lane
+  std::atomic<index_t> next{0};  // the next piece of several lanes
 
+  /// Takes one of `all` pieces or, if there is only one lane, all of them. Returns no piece if all are taken.
+  SSMAX_INLINE Pieces take(index_t all) {
+    if (phase.works.lanes == 1) return {std::exchange(taken, all), all};
+    const index_t first = next.fetch_add(1, std::memory_order_relaxed);
+    return {first, std::min(first + 1, all)};
+  }
   /// Begins the next pass. Returns false if the last pass has ended. Requires that all lanes have ended.
   SSMAX_INLINE bool next_pass() {
     if (pass != TaskPass::chunks) return false;
     pass = TaskPass::merge;
-    next = 0;
+    next = taken = 0;
     return true;
   }
 };

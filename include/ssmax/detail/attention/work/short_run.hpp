@@ -15,14 +15,15 @@ void run_tiles(PathRun<Compute>& run, std::byte* scratch) {
   const PhaseRun<Compute>& phase = run.phase;
   const Problem<Compute>& problem = phase.problem;
   const index_t at_once = run.split.at_once, pieces = run.works.pieces(run.split);
-  index_t i = run.next++;
-  if (i >= pieces) return;
+  Pieces taken = run.take(pieces);
+  if (taken.first >= pieces) return;
   Arena arena(scratch);
   const ShortScratch<Compute> memory(arena, problem.width(), problem.value_width());
   ShortTask<Compute> task(problem, phase.variant, phase.result, memory);
   Sequence entry{};  // the batch entry, in a list without sequences
-  for (; i < pieces; i = run.next++) {
-    for (index_t tile = i * at_once; tile < std::min(run.works.tasks, (i + 1) * at_once); ++tile) {
+  for (; taken.first < pieces; taken = run.take(pieces)) {
+    const index_t end = std::min(run.works.tasks, taken.end * at_once);
+    for (index_t tile = taken.first * at_once; tile < end; ++tile) {
       const Works& works = works_of(phase.list, run.works, tile);
       const index_t tiles = works.blocks, of_sequence = problem.kv_heads() * tiles, at = tile - works.begin,
                     place = works.first + at / of_sequence, rest = at % of_sequence;

@@ -25,70 +25,56 @@ class TaskLane {
         totals_(arena_.take<Compute>((run.works.together.at_once - 1) * run.works.sizes.states)),
         task_(run.phase.problem, run.phase.variant, memory_) {}
 
-  /// Computes pieces of the pass, from piece `i` on, until all are taken. The query blocks with the highest cost come
-  /// first. All passes share one loop, so that its body, which holds the task, is compiled once.
-  void run(index_t i, index_t pieces) {
+  /// Computes a piece. The query blocks with the highest cost come first. All passes share this function, so that its
+  /// body, which holds the task, is compiled once.
+  void compute(index_t piece) {
     const TaskPass pass = run_.pass;
     const Result<Compute>& result = run_.phase.result;
-    const index_t parts = parts_of(run_), together = together_of(run_);
-    Head heads[max_heads_together];
-    KeyRange all_seen{};
-    index_t entered = -1;  // group
-    for (; i < pieces; i = run_.next++) {
-      if (const index_t group = i / parts; group != entered) {
-        all_seen = {std::numeric_limits<index_t>::max(), 0};
-        for (index_t h = 0; h < together; ++h) {
-          const index_t task = group * together + h;
-          heads[h] = {task, prepare(task),
-                      h == 0 ? memory_.total : totals_ + (h - 1) * run_.works.sizes.states};
-          if (heads[h].seen.size() <= 0) continue;
-          all_seen = {std::min(all_seen.begin, heads[h].seen.begin),
-                      std::max(all_seen.end, heads[h].seen.end)};
-        }
-        entered = group;
-      }
-      // A task over all keys computes the states of its first chunk directly in its totals.
-      const auto begin_totals = [&](Head& head) {
-        if (!head.has_totals) task_.begin(head.total, result);
-        head.has_totals = true;
-      };
-      const auto for_each_head = [&](const auto& f) {
-        for (index_t h = 0; h < together; ++h) f(heads[h]);
-      };
-      if (result.continues() && pass != TaskPass::chunks) {
-        for_each_head([&](Head& head) {
-          prepare(head.task);
-          begin_totals(head);
-        });
-      }
-      const KeyRange keys =
-          pass == TaskPass::chunks ? part_of(all_seen, run_.works.first_chunk + i % parts) : all_seen;
-      for (index_t chunk = keys.begin / key_chunk; chunk * key_chunk < keys.end; ++chunk) {
-        for_each_head([&](Head& head) {
-          const KeyRange range = part_of(head.seen, chunk);
-          if (range.size() <= 0) return;
-          prepare(head.task);
-          if (!task_.sees_chunk(range)) return;
-          Compute* states = pass != TaskPass::whole ? waiting_states(head.task, chunk)
-                            : head.has_totals       ? memory_.chunk
-                                                    : head.total;
-          if (pass != TaskPass::merge) task_.attend_chunk(range, states);
-          if (pass == TaskPass::chunks) return;
-          if (states == head.total) {
-            head.has_totals = true;
-          } else {
-            begin_totals(head);
-            task_.merge(head.total, states);
-          }
-        });
-      }
-      if (pass == TaskPass::chunks) continue;
+    const index_t parts = parts_of(run_), together = together_of(run_),
+                  group = parts == 1 ? piece : piece / parts;
+    if (group != entered_) enter(group, together);
+    // A task over all keys computes the states of its first chunk directly in its totals.
+    const auto begin_totals = [&](Head& head) {
+      if (!head.has_totals) task_.begin(head.total, result);
+      head.has_totals = true;
+    };
+    const auto for_each_head = [&](const auto& f) {
+      for (index_t h = 0; h < together; ++h) f(heads_[h]);
+    };
+    if (result.continues() && pass != TaskPass::chunks) {
       for_each_head([&](Head& head) {
         prepare(head.task);
         begin_totals(head);
-        task_.store(head.total, result);
       });
     }
+    const KeyRange keys = pass == TaskPass::chunks
+                              ? part_of(all_seen_, run_.works.first_chunk + piece - group * parts)
+                              : all_seen_;
+    for (index_t chunk = keys.begin / key_chunk; chunk * key_chunk < keys.end; ++chunk) {
+      for_each_head([&](Head& head) {
+        const KeyRange range = part_of(head.seen, chunk);
+        if (range.size() <= 0) return;
+        prepare(head.task);
+        if (!task_.sees_chunk(range)) return;
+        Compute* states = pass != TaskPass::whole ? waiting_states(head.task, chunk)
+                          : head.has_totals       ? memory_.chunk
+                                                  : head.total;
+        if (pass != TaskPass::merge) task_.attend_chunk(range, states);
+        if (pass == TaskPass::chunks) return;
+        if (states == head.total) {
+          head.has_totals = true;
+        } else {
+          begin_totals(head);
+          task_.merge(head.total, states);
+        }
+      });
+    }
+    if (pass == TaskPass::chunks) return;
+    for_each_head([&](Head& head) {
+      prepare(head.task);
+      begin_totals(head);
+      task_.store(head.total, result);
+    });
   }
 
   /// Returns the pieces of a group of tasks, and the tasks of a group, in the pass of a run.
@@ -107,6 +93,19 @@ class TaskLane {
     Compute* total = nullptr;
     bool has_totals = false;
   };
+
+  /// Prepares the tasks of a group.
+  void enter(index_t group, index_t together) {
+    entered_ = group;
+    all_seen_ = {std::numeric_limits<index_t>::max(), 0};
+    for (index_t h = 0; h < together; ++h) {
+      const index_t task = group * together + h;
+      Head& head = heads_[h] = {task, prepare(task),
+                                h == 0 ? memory_.total : totals_ + (h - 1) * run_.works.sizes.states};
+      if (head.seen.size() <= 0) continue;
+      all_seen_ = {std::min(all_seen_.begin, head.seen.begin), std::max(all_seen_.end, head.seen.end)};
+    }
+  }
 
   /// Prepares the task with number `index`, unless it is prepared. Returns the hull of its visible keys.
   KeyRange prepare(index_t index) {
@@ -144,14 +143,21 @@ class TaskLane {
   Sequence entry_{};  // the batch entry, in a list without sequences
   KeyRange seen_{};
   index_t prepared_ = -1;
+  Head heads_[max_heads_together];
+  KeyRange all_seen_{};   // by the heads of the group
+  index_t entered_ = -1;  // group
 };
 
 /// PathDriver::run of paths whose tasks keep states.
 template <class Task, class Compute>
 void run_tasks(PathRun<Compute>& run, std::byte* scratch) {
   using Lane = TaskLane<Task, Compute>;
-  const index_t pieces = run.works.tasks / Lane::together_of(run) * Lane::parts_of(run), first = run.next++;
-  if (first < pieces) Lane(run, scratch).run(first, pieces);
+  const index_t all = run.works.tasks / Lane::together_of(run) * Lane::parts_of(run);
+  Pieces taken = run.take(all);
+  if (taken.first >= all) return;
+  for (Lane lane(run, scratch); taken.first < all; taken = run.take(all)) {
+    for (index_t i = taken.first; i < taken.end; ++i) lane.compute(i);
+  }
 }
 
 template <class Task, class Compute>
