@@ -396,4 +396,28 @@ TEST_CASE("a plan refuses to run on another target", "[attention][decode][plan][
   }
 }
 
+TEST_CASE("bind compares the lengths of a source unless the source has the layout number of the plan",
+          "[decode][plan]") {
+  const std::vector<float> pool(std::size_t{4 * page * width});
+  const std::vector<index_t> table{0, 1, 2, 3}, lengths{100, 70}, others{100, 71};
+  const auto keys = [&](const std::vector<index_t>& of, std::uint64_t number) {
+    const View<const float, 4> rows(pool.data(), {4, page, 1, width});
+    return PagedKeys(rows, rows, PageTable<index_t>(View<const index_t, 2>(table.data(), {2, 2}), of))
+        .with_layout(number);
+  };
+  using Keys = decltype(keys(lengths, 0));
+  Call<float> call(2);
+  for (const std::uint64_t number : {0, 7}) {
+    const Keys first = keys(lengths, number);
+    const SourcePlan<float, Keys> plan({.heads = heads, .queries = 1}, first, Causal{});
+    const auto is_refused = [&](std::uint64_t other) {
+      return !refusal([&] {
+                (void)plan.bind(call.arguments(), keys(others, other), SSMax<float>{0.3F});
+              }).empty();
+    };
+    CHECK(is_refused(number) == (number == 0));
+    CHECK(is_refused(8));
+  }
+}
+
 }  // namespace plan_source_test

@@ -22,6 +22,9 @@
 ///                                                     as sequences with common pages do. If two sequences have a key in
 ///                                                     the same memory for kv head 0, they have it for all kv heads
 ///                                                     (default: false)
+///     std::uint64_t layout() const                    returns a number. If it is not 0, all sources with this number must
+///                                                     have the same lengths, stored keys and shared keys.
+///                                                     SourcePlan::bind then does not compare them (default: 0)
 ///     std::pair<std::span<const Element>, std::span<const ValueElement>> memory() const
 ///                                                     returns the memory of keys and values. Calls throw if a result
 ///                                                     overlaps it

@@ -48,6 +48,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <span>
 #include <utility>
 #include <vector>
@@ -190,6 +191,15 @@ class PagedKeys {
     return {detail::memory_of(k_), detail::memory_of(v_)};
   }
 
+  /// Returns the same keys with a number for their layout (KeySource::layout): layers with one table have one number.
+  [[nodiscard]] PagedKeys with_layout(std::uint64_t number) const {
+    PagedKeys result = *this;
+    result.layout_ = number;
+    return result;
+  }
+  /// Returns the number of the layout. 0: it is not known.
+  [[nodiscard]] std::uint64_t layout() const { return layout_; }
+
  private:
   friend detail::SourceRows;
 
@@ -270,6 +280,7 @@ class PagedKeys {
   View<const V, 4> v_;
   KeyScales<3> scales_;
   ChannelScales channel_scales_;
+  std::uint64_t layout_ = 0;
   bool has_channel_scales_ = false;
   PageTable<Index, Length> table_;
   std::vector<KeyRange> missing_;  // [batch], or empty

@@ -14,7 +14,7 @@
 /// | step | checks | cost |
 /// |---|---|---|
 /// | plan | shapes, mask, lengths, stored keys, positions of the rope | O(queries + sequences) |
-/// | bind | lengths and stored keys against the plan's, tensors, scaling, score, sinks | O(sequences) |
+/// | bind | lengths, stored and shared keys against the plan's, tensors, scaling, score, sinks | O(sequences + shared pages) |
 /// | run | size of the memory | no allocation |
 ///
 /// Make a new plan for each step, because the lengths of the sequences change. Results are bit-identical to those of
@@ -23,6 +23,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -47,7 +48,8 @@ SSMAX_BEGIN_CODE
 /// and options must outlive it.
 ///
 /// If sequences of the example have shared keys (KeySource::shares_keys), the calls compute them once. Then each source
-/// must have the keys in the same memory for the same sequences. `bind` compares the memory page by page.
+/// must have the keys in the same memory for the same sequences. `bind` compares the memory page by page. Exception: a
+/// source with the layout number of the example (KeySource::layout) is not compared.
 template <class T, class K, class M = Causal>
 class SourcePlan {
   static_assert(KeySource<K> && Mask<M>);
@@ -71,6 +73,7 @@ class SourcePlan {
     detail::check_queries(function, q, source_shape_, options.lengths.is_packed());
     detail::check_source_lengths(function, options.lengths, q, source_shape_.batch);
     detail::check_options(function, detail::CallKind::source, options, shape.heads);
+    layout_ = layout_of(source);
     for (index_t b = 0; b < source_shape_.batch; ++b) sequences_.push_back(sequence_of(source, b));
     state_.template plan<detail::SourceOperands<T, K>>(
         function, detail::make_source_problem<M>(q, source, state_.options),
@@ -98,7 +101,7 @@ class SourcePlan {
       const auto problem = detail::called_by("SourcePlan", options,
                                              detail::make_source_problem<M>(arguments.q, keys, options));
       detail::check_bound("SourcePlan::bind", problem, scaling, score);
-      detail::check_shared_keys("SourcePlan::bind", state_.list(), problem);
+      if (!has_layout(keys)) detail::check_shared_keys("SourcePlan::bind", state_.list(), problem);
       return problem;
     };
     using Kept = std::conditional_t<std::is_lvalue_reference_v<Source>, const K&, K>;
@@ -125,6 +128,12 @@ class SourcePlan {
     return result;
   }
 
+  static std::uint64_t layout_of(const K& source) {
+    if constexpr (detail::has_layout<K>) return source.layout();
+    return 0;
+  }
+  /// Returns whether a source has the number of the plan's layout.
+  bool has_layout(const K& source) const { return layout_ != 0 && layout_of(source) == layout_; }
   index_t batch() const { return state_.options.lengths.is_packed() ? 1 : source_shape_.batch; }
 
   void check(const DecodeArguments<T>& a, const K& source, const AttentionOptions<T>& options) const {
@@ -136,7 +145,7 @@ class SourcePlan {
     detail::check_planned(function, "k", 1, shape.kv_heads, source_shape_.kv_heads);
     detail::check_planned(function, "k", 3, shape.width, source_shape_.width);
     detail::check_planned(function, "v", 3, shape.value_width, source_shape_.value_width);
-    for (index_t b = 0; b < shape.batch; ++b) {
+    for (index_t b = 0; b < shape.batch && !has_layout(source); ++b) {
       const Sequence own = sequence_of(source, b), of_plan = sequences_[static_cast<std::size_t>(b)];
       const auto same = [&](const char* what, index_t number, index_t of_plan_number) {
         if (number == of_plan_number) return;
@@ -155,6 +164,7 @@ class SourcePlan {
   SourcePlanShape shape_;
   detail::PlanState<T, M> state_;
   KeySourceShape source_shape_;
+  std::uint64_t layout_ = 0;
   std::vector<Sequence> sequences_;
 };
 

@@ -46,7 +46,7 @@
 /// | over a source of keys | yes | only positions that the source has |
 ///
 /// The explanation of a call describes the path that ran last. attention allocates once for the list
-/// of its sequences and once for the paths of each operand type, attention_backward once. With a workspace that is large
+/// of its sequences and once for its computation, attention_backward once. With a workspace that is large
 /// enough, both allocate no memory.
 #pragma once
 

@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 
 #include "../../config.hpp"
 #include "optional_member.hpp"
@@ -65,6 +66,8 @@ SSMAX_OPTIONAL_MEMBER(has_shares_keys, "source of keys", shares_keys, std::same_
                       "bool shares_keys() const")
 SSMAX_OPTIONAL_MEMBER(has_forgotten, "source of keys", forgotten, std::same_as<KeyRange>,
                       "KeyRange forgotten(index_t batch) const", index_t{})
+SSMAX_OPTIONAL_MEMBER(has_layout, "source of keys", layout, std::same_as<std::uint64_t>,
+                      "std::uint64_t layout() const")
 
 /// The addresses of keys and values.
 struct RowLists {
