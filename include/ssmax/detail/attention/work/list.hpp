@@ -12,8 +12,9 @@
 
 SSMAX_BEGIN_SHARED
 
-/// Tasks that differ in sequence, kv head and query block alone. The sequences are alike: places [first, first + count)
-/// of the list. A task computes rows of one of them or, in a phase of shared keys, of all of them.
+/// Tasks that differ in sequence, kv head and query block alone. The sequences have the same numbers of queries and
+/// keys. They are places [first, first + count) of the list. A task computes rows of one of them or, in a phase of
+/// shared keys, of all of them.
 struct Works {
   index_t first, count;
   index_t rows;    // rows of a kv head that a task may compute together
@@ -36,7 +37,7 @@ struct PathWorks {
   index_t rows;        // the largest number of rows of works
   index_t queries;     // the largest number of rows of a task
   index_t tasks;
-  Split split;     // if the kv heads lie apart in memory
+  Split split;     // if no kv heads lie near each other in memory
   Split together;  // if the keys of kv heads lie near each other at `probe`, in the memory of the call
   struct {
     index_t batch, key;
@@ -67,7 +68,7 @@ struct SharingGroup {
   index_t first, count;
 };
 
-/// The list of a call. Without sequences, the sequences are the batch entries of q, and all are alike.
+/// The list of a call. Without sequences, the sequences are the batch entries of q, and one entry has them all.
 template <class Compute>
 struct WorkList {
   static constexpr index_t most_paths = 5, most_phases = 2;

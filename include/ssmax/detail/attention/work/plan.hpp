@@ -66,7 +66,7 @@ class ListMaker {
     }
     if (shares) SharedKeys<Compute>(arena, count).find(list_, problem_, result_, explains_);
     if (list_.has_groups() || problem_.lengths.is_given()) return;
-    list_.listed = 0;  // all are alike
+    list_.listed = 0;  // one entry has all sequences
     list_.list_bytes = 0;
   }
 

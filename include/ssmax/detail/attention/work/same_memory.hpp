@@ -39,7 +39,7 @@ KeysCompared compare_keys(const AnyKeys<Compute>& keys, index_t a, index_t b, in
 }
 
 /// Returns the first sequence of a list whose shared keys do not lie in the memory of its group, in the source of a
-/// problem. Returns -1 if there is none.
+/// problem. Returns -1 if all do.
 template <class Compute>
 index_t find_unshared(const WorkList<Compute>& list, const Problem<Compute>& problem) {
   for (index_t i = 0; i < list.group_count; ++i) {

@@ -90,7 +90,7 @@ class SharedKeys {
     return {candidates_, static_cast<std::size_t>(count)};
   }
 
-  /// Makes groups of candidates that are alike: of those with a key chunk in the same memory. Most candidates have it
+  /// Makes groups of the candidates with a key chunk in the same memory. Most candidates have it
   /// in common with the first one. The others are sorted by the memory of their first chunk.
   void group(std::span<Candidate> alike) {
     if (alike.size() < 2) return;
