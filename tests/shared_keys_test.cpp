@@ -264,6 +264,12 @@ TEST_CASE("common pages: a plan and a workspace have the memory of the pass",
   CHECK(plan.bytes() < workspace.size());  // the plan has the list
   CHECK(allocations([&] { decode<float>(arguments, keys, scaling, Causal{}, options); }) == 0);
   CHECK(same_bits(out, expected.out));
+  for (const index_t threads : {1, 7}) {  // one run per phase, and one for split keys
+    index_t runs = 0;
+    decode<float>(arguments, keys, scaling, Causal{}, options, test_executors::Reverse{threads, &runs});
+    CHECK(runs <= (threads == 1 ? 2 : 4));
+    CHECK(same_bits(out, expected.out));
+  }
 }
 
 TEST_CASE("common pages: sinks", "[attention][source][shared_keys]") {
