@@ -16,6 +16,12 @@ using namespace shared;
   linkage template std::span<const PathDriver<ComputeType<E>>> paths_with<E, ComputeType<E>>();          \
   linkage template void run_attention<E>(const Problem<ComputeType<E>>&, const Variant<ComputeType<E>>&, \
                                          const Result<ComputeType<E>>&, Workspace*, const AnyExecutor&); \
+  linkage template void make_backward_list<E>(const BackwardProblem<ComputeType<E>>&,                    \
+                                              const GradientVariant<ComputeType<E>>&, index_t,           \
+                                              Workspace&, WorkList<ComputeType<E>>&);                    \
+  linkage template void run_backward_list<E>(                                                            \
+      const WorkList<ComputeType<E>>&, const BackwardProblem<ComputeType<E>>&,                           \
+      const GradientVariant<ComputeType<E>>&, std::byte*, const AnyExecutor&);                           \
   linkage template void run_backward<E>(const BackwardProblem<ComputeType<E>>&,                          \
                                         const GradientVariant<ComputeType<E>>&, Workspace*,              \
                                         const AnyExecutor&);

@@ -17,7 +17,7 @@ SSMAX_BEGIN_SHARED
 struct Works {
   index_t first, count;
   index_t rows;    // rows of a kv head that a task may compute together
-  index_t blocks;  // query blocks of these rows
+  index_t blocks;  // query blocks of these rows; of a grid of the backward pass: kv heads at once
   index_t begin;   // the number of the first task, counted over the works of the path
   double cost;     // of a sequence
 };
@@ -97,6 +97,21 @@ SSMAX_BEGIN_DETAIL
 template <class Compute>
 std::span<const PathWorks<Compute>> paths_of(const WorkList<Compute>& list, const PhaseWorks& phase) {
   return {list.paths + phase.first, static_cast<std::size_t>(phase.count)};
+}
+
+/// Makes a list empty.
+template <class Compute>
+void clear(WorkList<Compute>& list) {
+  list.listed = list.group_count = list.works_count = list.path_count = list.phase_count = 0;
+  list.shared_sequences = list.shared_queries = 0;
+  list.making_bytes = list.list_bytes = list.state_bytes = list.run_bytes = 0;
+}
+
+/// Returns the works of a path.
+template <class Compute>
+std::span<const Works> works_of(const WorkList<Compute>& list, const PathWorks<Compute>& path) {
+  if (path.works_count == 1) return {&path.only, 1};
+  return {list.works + path.works, static_cast<std::size_t>(path.works_count)};
 }
 
 /// Returns the works of a task.
