@@ -13,6 +13,7 @@
 #include "allocation_count.hpp"
 #include "attention_problem.hpp"
 #include "catch.hpp"
+#include "planned_memory.hpp"
 #include "refusal.hpp"
 #include "same_bits.hpp"
 
@@ -28,35 +29,6 @@ constexpr std::array<Shape, 7> shapes{{
     {1, 1, 1, 1, 5000, 16, 8},   // chunks of keys
     {1, 4, 1, 130, 130, 16, 4},  // several tasks
 }};
-
-AttentionShape shape_of(const Shape& s) {
-  return {.batch = s.batch,
-          .heads = s.heads,
-          .kv_heads = s.kv_heads,
-          .queries = s.queries,
-          .keys = s.keys,
-          .width = s.d,
-          .value_width = s.dv};
-}
-
-/// Memory of exactly the given size, followed by bytes that must not change.
-class Guarded {
- public:
-  explicit Guarded(std::size_t bytes) : bytes_(bytes), memory_(bytes + 128, std::byte{0x5A}) {
-    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
-    begin_ = memory_.data() + (64 - address % 64) % 64;
-  }
-  std::span<std::byte> span() const { return {begin_, bytes_}; }
-  bool is_intact() const {
-    return std::all_of(begin_ + bytes_, begin_ + bytes_ + 64,
-                       [](std::byte b) { return b == std::byte{0x5A}; });
-  }
-
- private:
-  std::size_t bytes_;
-  std::vector<std::byte> memory_;
-  std::byte* begin_;
-};
 
 template <class T>
 void check_plan(const Shape& shape, const AttentionOptions<T>& options) {
