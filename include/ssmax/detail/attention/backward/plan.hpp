@@ -100,8 +100,9 @@ class BackwardListMaker {
     return cut;
   }
   Works works_of(const BackwardSequence& sequence, index_t entries, const BackwardCut& cut) const {
+    const index_t at_once = cut.whole_heads ? 1 : cut.at_once;
     return {sequence.batch, entries, sequence.rows,
-            cut.at_once,    0,       sharing_ == Sharing::one_head ? cost(sequence) : 0};
+            at_once,        0,       sharing_ == Sharing::one_head ? cost(sequence) : 0};
   }
 
   void count(const GradientVariant<Compute>& variant, const Route& route) {
@@ -110,21 +111,14 @@ class BackwardListMaker {
     const auto scratch = take_scratch<Operand>(lane, forward, variant);
     index_t lanes[2] = {};
     for (index_t i = 0; i < 2; ++i) {
-      list_.paths[i] = {&backward_drivers<Operand, Compute>[i],
-                        route.reason,
-                        forward.q.extent(2) * forward.heads_per_kv_head(),
-                        query_block,
-                        0,
-                        {1, 1},
-                        {1, 1},
-                        {},
-                        0,
-                        {lane.used(), 0, backward_key_block, scratch.tile_lanes},
-                        lane.used(),
-                        0,
-                        0,
-                        0,
-                        {}};
+      PathWorks<Compute>& path = list_.paths[i] = {};
+      path.driver = &backward_drivers<Operand, Compute>[i];
+      path.reason = route.reason;
+      path.rows = forward.q.extent(2) * forward.heads_per_kv_head();
+      path.queries = query_block;
+      path.split = path.together = {1, 1};
+      path.sizes = {lane.used(), 0, backward_key_block, scratch.tile_lanes};
+      path.lane_bytes = lane.used();
     }
     for_each([&](const BackwardSequence& sequence, index_t entries) {
       const BackwardCut cut = cut_of(sequence, entries);

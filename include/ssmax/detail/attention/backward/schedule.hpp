@@ -31,11 +31,11 @@ void run_backward_list(const shared::WorkList<Compute>& list, const shared::Back
   if (traces_calls()) print(explanation_of(list, problem));
   if (list.phase_count == 0) return;
   const SumsMemory<Compute> sums_memory(problem, variant);
-  Arena arena(memory);
+  // The sums lie after the memory of the phases. If they lie before it, small calls take longer.
+  Arena arena(memory + (list.run_bytes - list.state_bytes));
   const CallSums sums = sums_memory.in(arena);
   for (const PhaseWorks& phase : std::span(list.phases, static_cast<std::size_t>(list.phase_count))) {
-    BackwardPhase<Operand, Compute>(problem, variant, list, phase, sums, memory + list.state_bytes, executor)
-        .run();
+    BackwardPhase<Operand, Compute>(problem, variant, list, phase, sums, memory, executor).run();
   }
   if (sums_memory.is_needed()) hand_over(problem, variant, sums);
 }

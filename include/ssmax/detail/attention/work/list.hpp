@@ -84,7 +84,7 @@ struct WorkList {
   PhaseWorks phases[most_phases];
   std::size_t making_bytes;  // memory to make the list
   std::size_t list_bytes;    // memory of the arrays
-  std::size_t state_bytes;   // memory of the states after shared keys
+  std::size_t state_bytes;   // memory of the states after shared keys, or of the sums of a backward pass
   std::size_t run_bytes;     // memory of states, lanes and split keys
 
   SSMAX_INLINE bool has_groups() const { return group_count > 0; }
