@@ -31,7 +31,7 @@ void run_backward_list(const shared::WorkList<Compute>& list, const shared::Back
   if (traces_calls()) print(explanation_of(list, problem));
   if (list.phase_count == 0) return;
   const SumsMemory<Compute> sums_memory(problem, variant);
-  // The sums lie after the memory of the phases. If they lie before it, small calls take longer.
+  // The sums lie after the memory of the phases.
   Arena arena(memory + (list.run_bytes - list.state_bytes));
   const CallSums sums = sums_memory.in(arena);
   for (const PhaseWorks& phase : std::span(list.phases, static_cast<std::size_t>(list.phase_count))) {
