@@ -3,8 +3,7 @@
 #include <ssmax/plan.hpp>
 
 #include "allocation_count.hpp"
-#include "attention_problem.hpp"
-#include "guarded_memory.hpp"
+#include "planned_memory.hpp"
 #include "refusal.hpp"
 #include "same_bits.hpp"
 #include "test.hpp"
@@ -21,16 +20,6 @@ constexpr std::array<Shape, 7> shapes{{
     {1, 1, 1, 1, 5000, 16, 8},   // chunks of keys
     {1, 4, 1, 130, 130, 16, 4},  // several tasks
 }};
-
-AttentionShape shape_of(const Shape& s) {
-  return {.batch = s.batch,
-          .heads = s.heads,
-          .kv_heads = s.kv_heads,
-          .queries = s.queries,
-          .keys = s.keys,
-          .width = s.d,
-          .value_width = s.dv};
-}
 
 template <class T>
 void check_plan(const Shape& shape, const AttentionOptions<T>& options) {

@@ -1,13 +1,11 @@
 // The list of a call, made without computing a product: its works cover each query and key once.
 
-#include <algorithm>
 #include <map>
+#include <numeric>
 #include <random>
-#include <ssmax/ssmax.hpp>
 #include <tuple>
-#include <vector>
 
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace work_list_test {
 

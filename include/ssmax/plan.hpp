@@ -17,7 +17,7 @@
 /// | run | size of the memory | no allocation |
 ///
 /// Results are bit-identical to those of `attention`, with any executor and any number of threads.
-/// plan_source.hpp has plans of calls over a source of keys.
+/// plan_source.hpp has plans of calls over a source of keys, plan_backward.hpp plans of the backward.
 #pragma once
 
 #include <cstddef>

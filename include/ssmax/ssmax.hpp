@@ -25,6 +25,7 @@
 #include "paged_keys.hpp"
 #include "paged_kv_cache.hpp"
 #include "plan.hpp"
+#include "plan_backward.hpp"
 #include "plan_source.hpp"
 #include "q8_0.hpp"
 #include "rope.hpp"

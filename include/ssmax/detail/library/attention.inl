@@ -9,15 +9,21 @@ SSMAX_BEGIN_COMPILED
 
 using namespace shared;
 
-#define SSMAX_INSTANTIATE(linkage, E)                                                                    \
-  linkage template void make_list<E>(const Problem<ComputeType<E>>&, const Variant<ComputeType<E>>&,     \
-                                     const Result<ComputeType<E>>&, index_t, Workspace&,                 \
-                                     WorkList<ComputeType<E>>&);                                         \
-  linkage template std::span<const PathDriver<ComputeType<E>>> paths_with<E, ComputeType<E>>();          \
-  linkage template void run_attention<E>(const Problem<ComputeType<E>>&, const Variant<ComputeType<E>>&, \
-                                         const Result<ComputeType<E>>&, Workspace*, const AnyExecutor&); \
-  linkage template void run_backward<E>(const BackwardProblem<ComputeType<E>>&,                          \
-                                        const GradientVariant<ComputeType<E>>&, Workspace*,              \
+#define SSMAX_INSTANTIATE(linkage, E)                                                                      \
+  linkage template void make_list<E>(const Problem<ComputeType<E>>&, const Variant<ComputeType<E>>&,       \
+                                     const Result<ComputeType<E>>&, index_t, Workspace&,                   \
+                                     WorkList<ComputeType<E>>&);                                           \
+  linkage template std::span<const PathDriver<ComputeType<E>>> paths_with<E, ComputeType<E>>();            \
+  linkage template void run_attention<E>(const Problem<ComputeType<E>>&, const Variant<ComputeType<E>>&,   \
+                                         const Result<ComputeType<E>>&, Workspace*, const AnyExecutor&);   \
+  linkage template void make_backward_list<E>(const BackwardProblem<ComputeType<E>>&,                      \
+                                              const GradientVariant<ComputeType<E>>&, index_t, Workspace&, \
+                                              WorkList<ComputeType<E>>&);                                  \
+  linkage template void run_backward_list<E>(                                                              \
+      const WorkList<ComputeType<E>>&, const BackwardProblem<ComputeType<E>>&,                             \
+      const GradientVariant<ComputeType<E>>&, std::byte*, const AnyExecutor&);                             \
+  linkage template void run_backward<E>(const BackwardProblem<ComputeType<E>>&,                            \
+                                        const GradientVariant<ComputeType<E>>&, Workspace*,                \
                                         const AnyExecutor&);
 #define SSMAX_INSTANTIATE_RUN(linkage, Compute)                                                              \
   linkage template void run_list(const WorkList<Compute>&, const Problem<Compute>&, const Variant<Compute>&, \

@@ -1,4 +1,4 @@
-// Splits the backward pass of a call, or of one of its sequences, into tasks. Two tasks never add to the same sum at
+// Splits the backward pass of a call, or of one of its sequences, into tasks, and computes them. Two tasks never add to the same sum at
 // the same time, so additions are not atomic.
 //
 // The work of a kv head is a grid: query blocks × key blocks. Pairs in one row of the grid add to the same dq, pairs
@@ -18,13 +18,14 @@
 #include <atomic>
 
 #include "../terms/any_executor.hpp"
+#include "../work/list.hpp"
 #include "task.hpp"
 
 SSMAX_BEGIN_DETAIL
 
 /// The split of a call into tasks.
 struct BackwardCut {
-  index_t threads;   // threads with memory of their own
+  index_t threads;   // the largest number of threads with memory of their own
   index_t at_once;   // kv heads whose sums are in memory at the same time
   bool whole_heads;  // whether each kv head is one task
 
@@ -57,129 +58,98 @@ BackwardScratch<Compute, Operand> take_scratch(Arena& arena, const Problem<Compu
                                            Multipliers(forward.scale, variant).has_score);
 }
 
-/// The backward pass of `entries` sequences of the same size, from `sequence` on: its split into tasks, and the memory
-/// that it needs. Operand is the type of the products' operands, see BackwardTask.
+/// A phase of a backward list while it runs. Operand is the type of the products' operands, see BackwardTask.
 template <class Operand, class Compute>
-class BackwardRun {
+class BackwardPhase {
  public:
   using Task = BackwardTask<Compute, Operand>;
 
-  BackwardRun(const BackwardProblem<Compute>& problem, const GradientVariant<Compute>& variant,
-              const BackwardSequence& sequence, index_t entries, Sharing sharing, index_t threads)
+  BackwardPhase(const BackwardProblem<Compute>& problem, const GradientVariant<Compute>& variant,
+                const WorkList<Compute>& list, const PhaseWorks& phase, const CallSums& sums,
+                std::byte* memory, const AnyExecutor& executor)
       : problem_(problem),
         variant_(variant),
-        sequence_(sequence),
-        heads_(entries * problem.forward.kv_heads()),
-        queries_(query_blocks(sequence)),
-        keys_(key_blocks(sequence)),
-        cut_(heads_, queries_, keys_, sharing, threads),
-        lanes_(std::min(cut_.threads,
-                        cut_.whole_heads ? heads_ : cut_.at_once * std::min(queries_ + keys_, cut_.threads))),
-        counted_(take_scratch<Operand>(count_, problem.forward, variant)) {
-    Arena count_sums;
-    HeadSums<Compute, Operand>(count_sums, problem, sequence, counted_);
-    head_bytes_ = count_sums.used();
-  }
-  BackwardRun(const BackwardRun&) = delete;
-  BackwardRun& operator=(const BackwardRun&) = delete;
+        list_(list),
+        phase_(phase),
+        path_(list.paths[phase.first]),
+        sums_(sums),
+        memory_(memory),
+        executor_(executor) {}
 
-  index_t lanes() const { return lanes_; }
-  index_t tasks() const { return cut_.whole_heads ? heads_ : heads_ * queries_ * keys_; }
-  index_t tile_lanes() const { return counted_.tile_lanes; }
-  std::size_t lane_bytes() const { return count_.used(); }
-  std::size_t head_bytes() const { return head_bytes_; }
-  std::size_t bytes() const {
-    return add_bytes(multiply_bytes(static_cast<std::size_t>(lanes_), lane_bytes()),
-                     multiply_bytes(static_cast<std::size_t>(cut_.at_once), head_bytes_));
-  }
-
-  /// Runs all tasks. Requires memory of bytes().
-  void run(std::byte* memory, const CallSums& sums, const AnyExecutor& executor) const {
-    std::byte* const head_memory = memory + static_cast<std::size_t>(lanes_) * lane_bytes();
-    const index_t kv_heads = problem_.forward.kv_heads();
-    // Calls f(task, lane, i) for i below n. Each thread has a task and memory of its own.
-    const auto run = [&](index_t n, const auto& f) {
-      std::atomic<index_t> next{0};
-      executor.run(std::min(lanes_, n), [&](index_t lane) {
-        Arena arena(memory + static_cast<std::size_t>(lane) * lane_bytes());
-        const BackwardScratch<Compute, Operand> lane_memory =
-            take_scratch<Operand>(arena, problem_.forward, variant_);
-        Task task(problem_, variant_, lane_memory, sums);
-        for (index_t i = next++; i < n; i = next++) f(task, lane, i);
-      });
-    };
-    // Enters a kv head, counted over sequences, with the sums of a slot.
-    const auto enter = [&](Task& task, index_t head, index_t slot) {
-      Arena arena(head_memory + static_cast<std::size_t>(slot) * head_bytes_);
-      task.enter(sequence_.batch + head / kv_heads, head % kv_heads,
-                 HeadSums<Compute, Operand>(arena, problem_, sequence_, counted_));
-    };
-
-    if (cut_.whole_heads) {
-      run(heads_, [&](Task& task, index_t lane, index_t head) {
-        enter(task, head, lane);
-        compute_head(task, queries_, keys_);
-      });
-      return;
-    }
-    for (index_t first = 0; first < heads_; first += cut_.at_once) {
-      const index_t slots = std::min(cut_.at_once, heads_ - first);
-      const auto run_slots = [&](index_t pairs, const auto& f) {
-        run(slots * pairs, [&](Task& task, index_t, index_t i) {
-          enter(task, first + i % slots, i % slots);
-          f(task, i / slots);
-        });
-      };
-      run_slots(queries_ + keys_, [&](Task& task, index_t i) {
-        if (i < queries_) return task.survey(i);
-        task.prepare_keys(i - queries_);
-      });
-      for (index_t diagonal = 0; diagonal < queries_ + keys_ - 1; ++diagonal) {
-        const index_t lowest = std::max<index_t>(0, diagonal - queries_ + 1);
-        run_slots(std::min(diagonal + 1, keys_) - lowest,
-                  [&](Task& task, index_t i) { task.attend(diagonal - (lowest + i), lowest + i); });
-      }
-      run_slots(queries_ + keys_, [&](Task& task, index_t i) {
-        if (i < queries_) return task.finish_queries(i);
-        task.finish_keys(i - queries_);
-      });
-    }
-  }
-
-  /// Computes the kv head that the task has entered.
-  static void compute_head(Task& task, index_t queries, index_t keys) {
-    for (index_t j = 0; j < keys; ++j) task.prepare_keys(j);
-    for (index_t i = 0; i < queries; ++i) {
-      task.survey(i);
-      for (index_t j = 0; j < keys; ++j) task.attend(i, j);
-      task.finish_queries(i);
-    }
-    for (index_t j = 0; j < keys; ++j) task.finish_keys(j);
+  void run() const {
+    if (!path_.driver->keeps_order) return run_heads();
+    for (const Works& works : works_of(list_, path_)) run_grid(works);
   }
 
  private:
+  /// Computes kv heads that are whole tasks.
+  void run_heads() const {
+    const index_t kv_heads = problem_.forward.kv_heads();
+    run_tasks(path_.tasks, [&](Task& task, index_t lane, index_t i) {
+      const Works& works = works_of(list_, path_, i);
+      const index_t at = i - works.begin;
+      task.enter(works.first + at / kv_heads, at % kv_heads, head_sums(lane, phase_.lanes));
+      task.attend_all();
+    });
+  }
+
+  /// Computes the antidiagonals of grids, of works.blocks kv heads at once.
+  void run_grid(const Works& works) const {
+    const BackwardSequence sequence = sequence_of(problem_, works.first);
+    const index_t queries = query_blocks(sequence), keys = key_blocks(sequence),
+                  kv_heads = problem_.forward.kv_heads(), heads = works.count * kv_heads;
+    for (index_t first = 0; first < heads; first += works.blocks) {
+      const index_t slots = std::min(works.blocks, heads - first);
+      const auto run_slots = [&](index_t pairs, const auto& f) {
+        run_tasks(slots * pairs, [&](Task& task, index_t, index_t i) {
+          const index_t head = first + i % slots;
+          task.enter(works.first + head / kv_heads, head % kv_heads, head_sums(i % slots, works.blocks));
+          f(task, i / slots);
+        });
+      };
+      run_slots(queries + keys, [&](Task& task, index_t i) {
+        if (i < queries) return task.survey(i);
+        task.prepare_keys(i - queries);
+      });
+      for (index_t diagonal = 0; diagonal < queries + keys - 1; ++diagonal) {
+        const index_t lowest = std::max<index_t>(0, diagonal - queries + 1);
+        run_slots(std::min(diagonal + 1, keys) - lowest,
+                  [&](Task& task, index_t i) { task.attend(diagonal - (lowest + i), lowest + i); });
+      }
+      run_slots(queries + keys, [&](Task& task, index_t i) {
+        if (i < queries) return task.finish_queries(i);
+        task.finish_keys(i - queries);
+      });
+    }
+  }
+
+  /// Calls f(task, lane, i) for i below n. Each lane has a task and memory of its own.
+  template <class F>
+  void run_tasks(index_t n, const F& f) const {
+    std::atomic<index_t> next{0};
+    executor_.run(std::min(phase_.lanes, n), [&](index_t lane) {
+      Arena arena(memory_ + static_cast<std::size_t>(lane) * phase_.lane_bytes);
+      const auto lane_memory = take_scratch<Operand>(arena, problem_.forward, variant_);
+      Task task(problem_, variant_, lane_memory, sums_);
+      for (index_t i = next++; i < n; i = next++) f(task, lane, i);
+    });
+  }
+
+  /// Returns the memory of the sums of one of `slots` kv heads.
+  std::byte* head_sums(index_t slot, index_t slots) const {
+    const std::size_t bytes = path_.waiting_bytes / static_cast<std::size_t>(slots) / 64 * 64;
+    return memory_ + static_cast<std::size_t>(phase_.lanes) * phase_.lane_bytes +
+           static_cast<std::size_t>(slot) * bytes;
+  }
+
   const BackwardProblem<Compute>& problem_;
   const GradientVariant<Compute>& variant_;
-  const BackwardSequence sequence_;
-  const index_t heads_, queries_, keys_;  // queries_, keys_: blocks
-  const BackwardCut cut_;
-  const index_t lanes_;  // threads with memory of their own
-  Arena count_;
-  const BackwardScratch<Compute, Operand> counted_;
-  std::size_t head_bytes_ = 0;
+  const WorkList<Compute>& list_;
+  const PhaseWorks& phase_;
+  const PathWorks<Compute>& path_;
+  const CallSums& sums_;
+  std::byte* const memory_;
+  const AnyExecutor& executor_;
 };
-
-template <class Operand, class Compute>
-Explanation explanation_of(const BackwardRun<Operand, Compute>& run, index_t tasks, index_t lanes,
-                           std::size_t bytes) {
-  Explanation e;
-  e.query_block = query_block;
-  e.key_block = backward_key_block;
-  e.tile_lanes = run.tile_lanes();
-  e.tasks = tasks;
-  e.threads = lanes;
-  e.workspace_bytes = bytes;
-  return e;
-}
 
 SSMAX_END

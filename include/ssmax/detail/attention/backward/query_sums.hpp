@@ -54,13 +54,15 @@ class SumsMemory {
 
   bool is_needed() const { return is_needed_; }
   std::size_t bytes() const {
-    const auto row_bytes = static_cast<std::size_t>(sums_of_row_) * sizeof(double) + sizeof(QueryReport);
-    return is_needed_ ? multiply_bytes(static_cast<std::size_t>(rows()), row_bytes) : 0;
+    Arena count;
+    if (is_needed_) in(count);
+    return count.used();
   }
-  CallSums in(std::byte* memory) const {
+  /// Returns the sums in the memory of an arena.
+  CallSums in(Arena& arena) const {
     if (!is_needed_) return kept_;
-    auto* sums = reinterpret_cast<double*>(memory);
-    return {sums, reinterpret_cast<QueryReport*>(sums + rows() * sums_of_row_)};
+    auto* sums = arena.take<double>(rows() * sums_of_row_);
+    return {sums, arena.take<QueryReport>(rows())};
   }
 
  private:

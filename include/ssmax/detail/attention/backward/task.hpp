@@ -44,16 +44,30 @@ class BackwardTask {
         sums_(sums) {}
 
   /// Selects a kv head of a sequence for the other members, and the memory of its sums.
-  void enter(index_t sequence, index_t kv_head, const HeadSums<Compute, Operand>& sums) {
-    head_sums_ = sums;
-    if (sequence == sequence_.batch && kv_head == kv_head_) return;
-    if (sequence != sequence_.batch) {
+  void enter(index_t sequence, index_t kv_head, std::byte* sums) {
+    const bool is_same = sequence == sequence_.batch;
+    if (!is_same) {
       sequence_ = sequence_of(problem_, sequence);
       sums_in_place_ = keys_have_one_sum();
     }
+    Arena arena(sums);
+    head_sums_ = HeadSums<Compute, Operand>(arena, problem_, sequence_, memory_);
+    if (is_same && kv_head == kv_head_) return;
     batch_ = sequence;
     kv_head_ = kv_head;
     loaded_queries_ = -1;
+  }
+
+  /// Computes the whole kv head.
+  void attend_all() {
+    const index_t queries = query_blocks(sequence_), keys = key_blocks(sequence_);
+    for (index_t j = 0; j < keys; ++j) prepare_keys(j);
+    for (index_t i = 0; i < queries; ++i) {
+      survey(i);
+      for (index_t j = 0; j < keys; ++j) attend(i, j);
+      finish_queries(i);
+    }
+    for (index_t j = 0; j < keys; ++j) finish_keys(j);
   }
 
   /// Computes the facts about a query block, and sets its partial sums to 0.

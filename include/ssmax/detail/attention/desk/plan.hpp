@@ -1,4 +1,4 @@
-// Defines PlanState, the common part of plans over views and over sources.
+// Defines PlanState, the common part of plans of the forward, over views and over sources, and of the backward.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 
 #include "../../../scaling.hpp"
 #include "../../dispatch/target_in_use.hpp"
+#include "../backward/driver.hpp"
 #include "../terms/any_executor.hpp"
 #include "../work/driver.hpp"
 #include "../work/same_memory.hpp"
@@ -37,14 +38,20 @@ class PlanState {
   /// Operand is defined as for run_attention.
   template <class Operand, class Check>
   void plan(const char* function, Problem<Compute> problem, const Check& check) {
-    problem.caller = {function, &explanation_};
     const Softmax softmax;
     const Identity identity;
     const UserVariant<Compute, Softmax, M, Identity> variant(softmax, mask, identity);
     check_policies(function, problem, options.rope, variant);
     check(problem, variant);
-    compiled::make_list<Operand>(problem, variant, Result<Compute>{}, threads_, memory_, list_);
-    explanation_.workspace_bytes = list_.run_bytes;
+    make(function, problem.caller, [&] {
+      compiled::make_list<Operand>(problem, variant, Result<Compute>{}, threads_, memory_, list_);
+    });
+  }
+  /// Makes the list of a checked backward pass.
+  template <class Operand>
+  void plan(const char* function, BackwardProblem<Compute> problem, const GradientVariant<Compute>& variant) {
+    make(function, problem.forward.caller,
+         [&] { compiled::make_backward_list<Operand>(problem, variant, threads_, memory_, list_); });
   }
 
   const WorkList<Compute>& list() const { return list_; }
@@ -53,15 +60,31 @@ class PlanState {
   /// Runs a call in memory of list().run_bytes.
   void run(const Problem<Compute>& problem, const Variant<Compute>& variant, const Result<Compute>& result,
            std::span<std::byte> memory, const AnyExecutor& executor) const {
-    if (target_in_use() != explanation_.target) {
-      fail_format("ssmax::%s: the plan was made for the target %s, the active target is %s",
-                  problem.caller.function, target_name(explanation_.target), target_name(target_in_use()));
-    }
-    Workspace workspace(memory);
-    compiled::run_list(list_, problem, variant, result, workspace.reserve(list_.run_bytes), executor);
+    compiled::run_list(list_, problem, variant, result, checked(memory), executor);
+  }
+  /// Runs a backward pass. Operand is that of its list.
+  template <class Operand>
+  void run(const BackwardProblem<Compute>& problem, const GradientVariant<Compute>& variant,
+           std::span<std::byte> memory, const AnyExecutor& executor) const {
+    compiled::run_backward_list<Operand>(list_, problem, variant, checked(memory), executor);
   }
 
  private:
+  template <class Make>
+  void make(const char* function, Caller& caller, const Make& make_it) {
+    caller = {function, &explanation_};
+    make_it();
+    explanation_.workspace_bytes = list_.run_bytes;
+  }
+  /// Returns the memory of a run. Throws unless the memory fits and the target is that of the plan.
+  std::byte* checked(std::span<std::byte> memory) const {
+    if (target_in_use() != explanation_.target) {
+      fail_format("ssmax::%s: the plan was made for the target %s, the active target is %s",
+                  explanation_.function, target_name(explanation_.target), target_name(target_in_use()));
+    }
+    return Workspace(memory).reserve(list_.run_bytes);
+  }
+
   index_t threads_;
   std::vector<index_t> queries_, keys_;  // that options.lengths refer to
   Workspace memory_;                     // of the list

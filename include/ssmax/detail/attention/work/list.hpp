@@ -18,7 +18,7 @@ SSMAX_BEGIN_SHARED
 struct Works {
   index_t first, count;
   index_t rows;    // rows of a kv head that a task may compute together
-  index_t blocks;  // query blocks of these rows
+  index_t blocks;  // query blocks of these rows; of a grid of the backward pass: kv heads at once
   index_t begin;   // the number of the first task, counted over the works of the path
   double cost;     // of a sequence
 };
@@ -85,7 +85,7 @@ struct WorkList {
   PhaseWorks phases[most_phases];
   std::size_t making_bytes;  // memory to make the list
   std::size_t list_bytes;    // memory of the arrays
-  std::size_t state_bytes;   // memory of the states after shared keys
+  std::size_t state_bytes;   // memory of the states after shared keys, or of the sums of a backward pass
   std::size_t run_bytes;     // memory of states, lanes and split keys
 
   SSMAX_INLINE bool has_groups() const { return group_count > 0; }
@@ -98,6 +98,21 @@ SSMAX_BEGIN_DETAIL
 template <class Compute>
 std::span<const PathWorks<Compute>> paths_of(const WorkList<Compute>& list, const PhaseWorks& phase) {
   return {list.paths + phase.first, static_cast<std::size_t>(phase.count)};
+}
+
+/// Makes a list empty.
+template <class Compute>
+void clear(WorkList<Compute>& list) {
+  list.listed = list.group_count = list.works_count = list.path_count = list.phase_count = 0;
+  list.shared_sequences = list.shared_queries = 0;
+  list.making_bytes = list.list_bytes = list.state_bytes = list.run_bytes = 0;
+}
+
+/// Returns the works of a path.
+template <class Compute>
+std::span<const Works> works_of(const WorkList<Compute>& list, const PathWorks<Compute>& path) {
+  if (path.works_count == 1) return {&path.only, 1};
+  return {list.works + path.works, static_cast<std::size_t>(path.works_count)};
 }
 
 /// Returns the works of a task.

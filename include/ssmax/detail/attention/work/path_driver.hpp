@@ -8,7 +8,7 @@
 SSMAX_BEGIN_SHARED
 
 template <class Compute>
-class PathRun;
+struct PathRun;
 
 /// The sizes of query blocks of a path.
 struct QueryBlocks {

@@ -26,9 +26,7 @@ class ListMaker {
 
   /// Takes memory for the arrays of the list from the workspace.
   void make(Workspace& workspace) {
-    list_.listed = list_.group_count = list_.works_count = list_.path_count = list_.phase_count = 0;
-    list_.shared_sequences = list_.shared_queries = 0;
-    list_.making_bytes = list_.list_bytes = list_.state_bytes = list_.run_bytes = 0;
+    clear(list_);
     const index_t count = problem_.sequences();
     if (problem_.q.extent(2) == 0 || problem_.heads_per_kv_head() == 0 || count == 0) return;
     const bool shares = may_share(problem_, result_);

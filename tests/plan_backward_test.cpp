@@ -1,0 +1,138 @@
+// A plan of the backward is bit-identical to attention_backward. It refuses calls that do not fit.
+
+#include "allocation_count.hpp"
+#include "attention_backward_problem.hpp"
+#include "planned_memory.hpp"
+#include "refusal.hpp"
+#include "test.hpp"
+#include "test_executors.hpp"
+
+namespace attention_problem::backward_problem::plan_test {
+
+using namespace ssmax;
+
+/// The gradients of a call: of tensors, of SSMax and of a score.
+template <class T>
+struct Learnt {
+  Result<T> of_tensors;
+  std::vector<Compute<T>> ds, db;
+  std::vector<double> dslopes;
+  std::vector<float> dbias;
+
+  explicit Learnt(const Problem<T>& p, std::size_t sinks)
+      : of_tensors(p, sinks), ds(static_cast<std::size_t>(p.shape.heads)), db(ds), dslopes(ds.size()) {
+    dbias.resize(static_cast<std::size_t>(p.shape.heads * p.shape.queries * p.shape.keys));
+  }
+  bool operator==(const Learnt&) const = default;
+};
+
+/// Compares plans with attention_backward. score(learnt) returns a score function with its gradients.
+template <class T, class MakeScore>
+void check(const Shape& shape, const AttentionOptions<T>& options, const MakeScore& score,
+           bool accumulate = false) {
+  static ThreadPool pool(3);
+  const FourHeads<Compute<T>> heads(shape.heads);
+  const Problem<T> problem(shape);
+  for_each_target_of<T>([&](const std::string& target) {
+    INFO(target << ' ' << name_of(shape));
+    Learnt<T> expected(problem, options.sinks.size());
+    const Output<T> output = run<T>(problem, heads.scaling(), Causal{}, score(expected), options);
+    const auto gradients = [&](Learnt<T>& learnt) {
+      AttentionGradients<T> g = gradients_to(problem, learnt.of_tensors);
+      g.dsinks = learnt.of_tensors.dsinks;
+      g.accumulate = accumulate;
+      return g;
+    };
+    const auto scaling = [&](Learnt<T>& learnt) {
+      return SSMaxGradient<Compute<T>>(heads.scaling().gradient(learnt.ds, learnt.db));
+    };
+    const BackwardArguments<T> arguments = backward_arguments_of(problem, output);
+    attention_backward<T>(arguments, gradients(expected), scaling(expected), Causal{}, score(expected),
+                          options);
+    for (const index_t threads : {1, 2, 3, 8}) {
+      Learnt<T> example(problem, 0);
+      const BackwardPlan<T, SSMaxGradient<Compute<T>>, Causal, decltype(score(example))> plan(
+          shape_of(shape), scaling(example), Causal{}, score(example), options, threads, accumulate);
+      const GuardedMemory memory(plan.bytes());
+      const auto check_run = [&](auto&& executor) {
+        Learnt<T> learnt(problem, options.sinks.size());
+        const auto call = [&] {
+          plan.bind(arguments, gradients(learnt), scaling(learnt), score(learnt))
+              .run(memory.span(), executor);
+        };
+        CHECK(allocations(call) == 0);
+        CHECK(learnt == expected);
+        CHECK(memory.is_intact());
+      };
+      check_run(Serial{});
+      check_run(pool);
+    }
+  });
+}
+
+TEST_CASE("a plan of the backward is bit-identical to attention_backward and uses exactly bytes()",
+          "[attention][backward][plan][bfloat16]") {
+  const std::vector<float> sinks{0.3F, -1, 0, 2};
+  const std::vector<double> slopes{1, 0.5, -0.1, 0};
+  const std::vector<index_t> queries{3, 300, 0, 9}, keys{7, 600, 0, 9}, packed{0, 2, 2, 302, 305, 320};
+  const auto none = [](auto&) { return Identity{}; };
+  for (const Shape& shape :
+       {Shape{4, 4, 2, 300, 600, 8, 8}, Shape{2, 4, 4, 5, 9, 9, 5}, Shape{1, 4, 1, 0, 9, 8, 8}}) {
+    check<float>(shape, {.sinks = sinks}, none);
+    check<bfloat16>(shape, {}, none);
+    check<ssmax::half>(shape, {}, none, true);
+    check<float>(shape, {}, [&](auto& learnt) { return Alibi(slopes).gradient(learnt.dslopes); });
+    const index_t n = shape.queries, m = shape.keys;
+    const std::vector<float> bias = reference::normals<float>(static_cast<std::size_t>(n * m), 5);
+    check<float>(shape, {}, [&](auto& learnt) {
+      return Bias(View<const float, 4>(bias.data(), {shape.batch, 4, n, m}, {0, 0, m, 1}))
+          .gradient(View<float, 4>(learnt.dbias.data(), {shape.batch, 4, n, m}, {0, n * m, m, 1}));
+    });
+  }
+  check<float>({4, 4, 2, 300, 600, 8, 8}, {.sinks = sinks, .lengths = SequenceLengths::padded(queries, keys)},
+               none);
+  check<float>({1, 4, 2, 320, 320, 8, 8}, {.lengths = SequenceLengths::packed(packed)}, none, true);
+}
+
+TEST_CASE("a plan of the backward refuses calls that do not fit", "[attention][backward][plan][errors]") {
+  const Shape shape{2, 4, 2, 5, 30, 8, 5};
+  const Problem<float> problem(shape);
+  const Output<float> output = run<float>(problem, Softmax{}, Full{}, Identity{});
+  const std::vector<float> sinks(4), dbias(600), bias(dbias);
+  Result<float> result(problem, 4);
+  const Result<float> untouched = result;
+  const BackwardPlan<float> plan(shape_of(shape), {}, {}, {});
+  const BackwardArguments<float> fits = backward_arguments_of(problem, output);
+  const AttentionGradients<float> gradients = gradients_to(problem, result);
+  const auto refuses = [&](auto a, auto g, std::initializer_list<std::string_view> words) {
+    check_refused_with_words(words, [&] { (void)plan.bind(a, g, {}, {}, sinks); });
+  };
+  auto a = fits;
+  a.q = {problem.q.data(), {2, 4, 4, 8}};
+  refuses(a, gradients, {"BackwardPlan::bind", "q", "4", "5"});
+  a = fits;
+  a.lse = {output.lse.data(), {2, 4, 4}};
+  refuses(a, gradients, {"lse", "4", "5"});
+  auto g = gradients;
+  g.accumulate = true;
+  refuses(fits, g, {"accumulate", "memory"});
+  g = gradients;
+  g.dsinks = result.dsinks;
+  refuses(fits, g, {"dsinks", "memory"});
+  check_refused({"max_threads"}, [&] { BackwardPlan<float>(shape_of(shape), {}, {}, {}, {}, 0); });
+  std::vector<float> summed(1200);
+  const auto score = [&](index_t of_entry) {
+    return Bias(View<const float, 4>(bias.data(), {2, 4, 5, 30}, {0, 150, 30, 1}))
+        .gradient(View<float, 4>(summed.data(), {2, 4, 5, 30}, {of_entry, 150, 30, 1}));
+  };
+  const BackwardPlan<float, Softmax, Full, decltype(score(0))> of_bias(shape_of(shape), {}, {}, score(600));
+  check_refused({"shared"}, [&] { (void)of_bias.bind(fits, gradients, {}, score(0)); });
+
+  const auto call = plan.bind(fits, gradients, {});
+  const GuardedMemory memory(plan.bytes());
+  check_refused({std::to_string(plan.bytes() - 1)}, [&] { call.run(memory.span().first(plan.bytes() - 1)); });
+  check_refused({"Workspace"}, [&] { call.run(memory.span().subspan(8)); });
+  CHECK(result == untouched);
+}
+
+}  // namespace attention_problem::backward_problem::plan_test
