@@ -63,16 +63,8 @@ struct AttentionCase {
   std::string words() const;
 };
 
-/// Defects of the library. Cases that show them are drawn with --known-defects only. Remove the line of a defect
-/// together with the defect.
-struct KnownDefects {
-  bool plan_bytes = false;        // SourcePlan::bytes() omits the search for shared keys
-  bool refilled_lengths = false;  // a plan reads the numbers of queries again in `run`
-};
-
 struct Options {
   bool odd_names = true;
-  KnownDefects known;
 };
 
 /// `runs`: under a mask that finds its runs.

@@ -29,8 +29,7 @@ struct Arguments {
   std::fprintf(
       stderr,
       "%s\nusage: ssmax_fuzz [--seconds N] [--seed N] [--case N] [--from N] [--kind NAME] [--plain-names] "
-      "[--keep-going] [--known-defects]\n"
-      "--known-defects also draws the cases that fail until the library's known defects are repaired\n",
+      "[--keep-going]\n",
       wrong);
   std::exit(2);
 }
@@ -56,8 +55,6 @@ Arguments parse(int argc, char** argv) {
       a.kind = value();
     } else if (is("--plain-names")) {
       a.options.odd_names = false;
-    } else if (is("--known-defects")) {
-      a.options.known = {.plan_bytes = true, .refilled_lengths = true};
     } else if (is("--keep-going")) {
       a.goes_on = true;
     } else {
@@ -97,9 +94,8 @@ int main(int argc, char** argv) {
       if (a.single) std::printf("%s\n", words.c_str());
     } catch (const std::exception& error) {
       ++findings;
-      std::printf("FINDING in %s\n  %s\n  again: ssmax_fuzz --seed %llu --case %llu%s%s\n", words.c_str(),
-                  error.what(), a.seed, number, a.options.odd_names ? "" : " --plain-names",
-                  a.options.known.plan_bytes ? " --known-defects" : "");
+      std::printf("FINDING in %s\n  %s\n  again: ssmax_fuzz --seed %llu --case %llu%s\n", words.c_str(),
+                  error.what(), a.seed, number, a.options.odd_names ? "" : " --plain-names");
       std::fflush(stdout);
       if (!a.goes_on) break;
     }

@@ -64,13 +64,12 @@ void draw_lengths(Random& random, SequencesCase& c, bool may_share, bool are_man
 
 }  // namespace
 
-void run_sequences(Random& random, const Options& options, std::string& words) {
+void run_sequences(Random& random, const Options&, std::string& words) {
   SequencesCase c{};
   c.seed = random.next();
   c.types = static_cast<int>(random.between(0, std::ssize(all_types) - 1));
   const Types& types = all_types[c.types];
-  const bool are_many = options.known.plan_bytes && random.chance(0.04),
-             may_share = !are_many && random.chance(0.15);
+  const bool are_many = random.chance(0.04), may_share = !are_many && random.chance(0.15);
   // 1. Extents.
   const auto width = [&] {
     return types.group * (types.group > 1 ? random.between(1, 2) : random.between(1, may_share ? 9 : 40));
@@ -84,7 +83,7 @@ void run_sequences(Random& random, const Options& options, std::string& words) {
   c.kind = random.pick({SequencesCase::Kind::range, SequencesCase::Kind::range, SequencesCase::Kind::runs,
                         SequencesCase::Kind::tree});
   draw_lengths(random, c, may_share, are_many);
-  if (options.known.plan_bytes && random.chance(0.05)) c.queries.assign(c.queries.size(), 0);
+  if (random.chance(0.05)) c.queries.assign(c.queries.size(), 0);
   // 2. Options.
   if (c.has_rope) {
     c.rope.width = 2 * random.between(1, c.d / 2);
@@ -104,8 +103,7 @@ void run_sequences(Random& random, const Options& options, std::string& words) {
   const index_t most = *std::ranges::max_element(c.queries), least = *std::ranges::min_element(c.queries);
   c.packed = random.chance(0.5);
   c.gives_lengths = c.packed || most > least || random.chance(0.7);
-  const bool has_padding = c.gives_lengths && (most > 0 || options.known.plan_bytes);
-  c.rows = most + (has_padding ? random.between(0, 2) : 0);
+  c.rows = most + (c.gives_lengths ? random.between(0, 2) : 0);
   // 4. The mask.
   const QueryShape longest{c.sequences(), c.heads, most, c.longest()};
   if (c.kind == SequencesCase::Kind::tree) {
@@ -133,8 +131,7 @@ void run_sequences(Random& random, const Options& options, std::string& words) {
     }
   }
   // 5. Other numbers of queries, for a plan.
-  if (options.known.refilled_lengths && c.gives_lengths && !c.has_rope &&
-      c.kind == SequencesCase::Kind::range && random.chance(0.1)) {
+  if (c.gives_lengths && !c.has_rope && c.kind == SequencesCase::Kind::range && random.chance(0.1)) {
     for (const index_t n : c.queries)
       c.refilled.push_back(c.packed ? n + random.between(0, c.sequences() > 7 ? 0 : 1)
                                     : random.between(0, c.rows));
