@@ -189,7 +189,7 @@ TEMPLATE_TEST_CASE("a call of attention over pages with factors of channels", "[
     Output<float> got(shape);
     ssmax::attention<float>(arguments_of(pool.numbers, got), pool.keys(), Softmax{}, Causal{}, Identity{},
                             {.explanation = &got.explanation});
-    CHECK(got.explanation.path == Path::prefill);
+    CHECK(got.explanation.path == Path::short_keys);
     check_output(got, expected, name_of(shape));
   });
 }

@@ -65,14 +65,14 @@ void mask_store(Value* p, unsigned mask, const Lanes& a) {
   }
 }
 
-// Vectorized where the CPU has FMA. The functions are static: Clang 14 defines the resolver of an inline function in
-// each unit.
-#define SIMDE_AVX512_FMA(Lanes)                                                     \
-  [[gnu::target_clones("arch=haswell", "default")]] static void fused_multiply_add( \
-      const Lanes& a, const Lanes& b, Lanes& c) {                                   \
-    Lanes r;                                                                        \
-    for (std::size_t i = 0; i < r.size(); ++i) r[i] = std::fma(a[i], b[i], c[i]);   \
-    c = r;                                                                          \
+// Vectorized where the CPU has FMA ("arch=haswell" would be that CPU alone). The functions are static: Clang 14 defines
+// the resolver of an inline function in each unit.
+#define SIMDE_AVX512_FMA(Lanes)                                                                           \
+  [[gnu::target_clones("fma", "default")]] static void fused_multiply_add(const Lanes& a, const Lanes& b, \
+                                                                          Lanes& c) {                     \
+    Lanes r;                                                                                              \
+    for (std::size_t i = 0; i < r.size(); ++i) r[i] = std::fma(a[i], b[i], c[i]);                         \
+    c = r;                                                                                                \
   }
 SIMDE_AVX512_FMA(Floats)
 SIMDE_AVX512_FMA(Doubles)
