@@ -136,7 +136,7 @@ Pages random_pages(std::mt19937& random, index_t batch, index_t kv_heads, bool s
   return pages;
 }
 
-TEST_CASE("the works of random calls cover each row and key once", "[attention][list][bfloat16]") {
+TEST_CASE("the works of random calls cover each row and key once", "[attention][list]") {
   std::mt19937 random(56);
   index_t groups = 0, splits = 0, paths = 0;
   for (int i = 0; i < 60; ++i) {

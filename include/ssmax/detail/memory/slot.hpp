@@ -23,7 +23,7 @@ class Slot {
   template <class... Arguments>
   T& emplace(Arguments&&... arguments) {
     clear();
-    object_ = ::new (static_cast<void*>(memory_)) T(std::forward<Arguments>(arguments)...);
+    object_ = ::new (static_cast<void*>(memory_)) T{std::forward<Arguments>(arguments)...};
     return *object_;
   }
   explicit operator bool() const { return object_ != nullptr; }
