@@ -407,7 +407,7 @@ TEST_CASE("bind compares the lengths of a source unless the source has the layou
   };
   using Keys = decltype(keys(lengths, 0));
   Call<float> call(2);
-  for (const std::uint64_t number : {0, 7}) {
+  for (const std::uint64_t number : {std::uint64_t{0}, std::uint64_t{7}}) {
     const Keys first = keys(lengths, number);
     const SourcePlan<float, Keys> plan({.heads = heads, .queries = 1}, first, Causal{});
     const auto is_refused = [&](std::uint64_t other) {
