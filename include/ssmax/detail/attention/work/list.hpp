@@ -59,8 +59,8 @@ struct PhaseWorks {
   index_t first, count;  // PathWorks of the list
   index_t lanes;         // parts of the executor's run, with memory of their own
   std::size_t lane_bytes, bytes;
-  bool
-      are_together;  // whether a task computes rows of all sequences of its works: their keys lie in the same memory
+  /// True if a task computes rows of all sequences of its works: their keys lie in the same memory.
+  bool are_together;
 };
 
 /// Sequences [first, first + count) of WorkList::members, whose first keys lie in the same memory.
@@ -79,8 +79,8 @@ struct WorkList {
   SharingGroup* groups;
   Works* works;
   index_t group_count, works_count, path_count, phase_count;
-  index_t shared_sequences,
-      shared_queries;  // sequences of all groups; largest number of queries of one of them
+  /// The sequences of all groups, and the largest number of queries of one of them.
+  index_t shared_sequences, shared_queries;
   PathWorks<Compute> paths[most_phases * most_paths];
   PhaseWorks phases[most_phases];
   std::size_t making_bytes;  // memory to make the list
