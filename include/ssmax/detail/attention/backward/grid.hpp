@@ -1,5 +1,5 @@
-// Splits the backward pass of a call, or of one of its sequences, into tasks, and computes them. Two tasks never add to the same sum at
-// the same time, so additions are not atomic.
+// Splits the backward pass of a call, or of one of its sequences, into tasks, and computes them. Two tasks never add to
+// the same sum at the same time, so additions are not atomic.
 //
 // The work of a kv head is a grid: query blocks × key blocks. Pairs in one row of the grid add to the same dq, pairs
 // in one column to the same dk and dv. Pairs of an antidiagonal share neither row nor column. Each sum adds its

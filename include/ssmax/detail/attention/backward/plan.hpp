@@ -84,7 +84,7 @@ class BackwardListMaker {
     const index_t count = kv_heads_ > 0 ? problem_.forward.sequences() : 0;
     for (index_t batch = 0; batch < (has_lengths_ ? count : std::min<index_t>(count, 1)); ++batch) {
       const BackwardSequence sequence = sequence_of(problem_, batch);
-      if (sequence.rows + sequence.keys > 0) f(sequence, has_lengths_ ? 1 : count);
+      if (!is_empty(sequence)) f(sequence, has_lengths_ ? 1 : count);
     }
   }
   static double cost(const BackwardSequence& sequence) {

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../operands/gather.hpp"
 #include "list.hpp"
 #include "route.hpp"
 
@@ -50,9 +49,7 @@ Explanation explanation_of(const Caller& caller, const Route& route, index_t row
 template <class Compute>
 SSMAX_COLD Explanation explanation_of(const WorkList<Compute>& list, const PhaseWorks& phase,
                                       const PathWorks<Compute>& works, const Problem<Compute>& problem) {
-  const bool are_near = works.together.at_once > works.split.at_once &&
-                        interleaves_heads(problem.keys, works.probe.batch, works.probe.key, key_chunk);
-  const Split& split = are_near ? works.together : works.split;
+  const Split& split = split_of(works, problem);
   const bool keeps_order = works.driver->keeps_order;
   Explanation e = explanation_of<Compute>(problem.caller, {works.driver->path, works.reason}, works.rows);
   e.query_block = works.queries;

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "../../memory/arena.hpp"
+#include "../operands/gather.hpp"
 #include "../terms/problem.hpp"
 #include "path_driver.hpp"
 
@@ -123,6 +124,14 @@ const Works& works_of(const WorkList<Compute>& list, const PathWorks<Compute>& p
   return *(std::upper_bound(first, first + path.works_count, task,
                             [](index_t i, const Works& works) { return i < works.begin; }) -
            1);
+}
+
+/// Returns how the tasks of a path are divided, for the layout of the keys of a call.
+template <class Compute>
+const Split& split_of(const PathWorks<Compute>& path, const Problem<Compute>& problem) {
+  const bool are_near = path.together.at_once > path.split.at_once &&
+                        interleaves_heads(problem.keys, path.probe.batch, path.probe.key, key_chunk);
+  return are_near ? path.together : path.split;
 }
 
 /// Takes memory for the arrays of a list.

@@ -27,8 +27,9 @@ struct TaskSizes {
 template <class Compute>
 struct PathDriver {
   Path path;
-  /// True if tasks stay in the order of memory, and a lane takes runs of them. For tasks of microseconds it is true: the
-  /// processor prefetches neighbouring rows. In the order of their costs they take more time. Measured: docs/measured.md.
+  /// True if tasks stay in the order of memory, and a lane takes runs of them. For tasks of microseconds it is true:
+  /// the processor prefetches neighbouring rows. In the order of their costs they take more time. Measured:
+  /// docs/measured.md.
   bool keeps_order;
   QueryBlocks (*blocks)(index_t rows);
   TaskSizes (*sizes)(const Problem<Compute>& problem, index_t queries);

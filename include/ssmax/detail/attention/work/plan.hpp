@@ -72,20 +72,20 @@ class ListMaker {
   void add_phase(bool are_together) {
     PhaseWorks& phase = list_.phases[list_.phase_count];
     phase = {list_.path_count, 0, 0, 0, 0, are_together};
-    const Route alike = list_.listed == 0 ? route(problem_, result_, explains_) : Route{};
+    const Route uniform = list_.listed == 0 ? route(problem_, result_, explains_) : Route{};
     index_t pieces = 0;
     const auto add_paths = [&](std::span<const PathDriver<Compute>> drivers) {
       for (const PathDriver<Compute>& driver : drivers) {
         PathWorks<Compute>& path = list_.paths[list_.path_count];
         path.driver = &driver;
-        path.reason = alike.reason;
+        path.reason = uniform.reason;
         path.rows = path.works_count = 0;
         path.works = list_.works_count;
         if (list_.listed > 0) {
           collect(path, are_together);
-        } else if (driver.path == alike.path) {
+        } else if (driver.path == uniform.path) {
           add_works(path, {0, problem_.sequences(), 0, 0, 0, 0},
-                    problem_.q.extent(2) * problem_.heads_per_kv_head(), alike.reason);
+                    problem_.q.extent(2) * problem_.heads_per_kv_head(), uniform.reason);
         }
         if (path.works_count == 0) continue;
         const PathCut<Compute> cut(list_, problem_, variant_, phase, threads_);
@@ -134,8 +134,8 @@ class ListMaker {
     if (list_.listed > 0) list_.works[list_.works_count++] = works;
   }
 
-  /// Puts the works with the highest cost first, so that all lanes end at nearly the same time. Works of equal cost keep
-  /// their order: neighbours with one query block become one.
+  /// Puts the works with the highest cost first, so that all lanes end at nearly the same time. Works of equal cost
+  /// keep their order: neighbours with one query block become one.
   void put_in_order(PathWorks<Compute>& path, std::span<Works> works, const PathCut<Compute>& cut) {
     const auto is_before = [](const Works& a, const Works& b) {
       return a.cost != b.cost ? a.cost > b.cost : a.first < b.first;

@@ -1,5 +1,5 @@
-// Computes the works of a list. Each phase is one run of the executor. Exception: if the keys of a path are split, it is
-// two runs.
+// Computes the works of a list. Each phase is one run of the executor. Exception: if the keys of a path are split, it
+// is two runs.
 //
 // All paths of a phase share the run: decode is bound by memory and prefill by arithmetic, so threads that compute
 // different paths at the same time end earlier.
@@ -9,7 +9,6 @@
 #include <array>
 
 #include "../../memory/slot.hpp"
-#include "../operands/gather.hpp"
 #include "../terms/any_executor.hpp"
 #include "explain.hpp"
 #include "path_run.hpp"
@@ -25,9 +24,7 @@ void run_phase(const PhaseRun<Compute>& phase, std::byte* memory, const AnyExecu
   std::byte* waiting = memory + static_cast<std::size_t>(works.lanes) * works.lane_bytes;
   auto* slot = runs.data();
   for (const PathWorks<Compute>& path : paths_of(phase.list, works)) {
-    const bool are_near = path.together.at_once > path.split.at_once &&
-                          interleaves_heads(phase.problem.keys, path.probe.batch, path.probe.key, key_chunk);
-    const Split& split = are_near ? path.together : path.split;
+    const Split& split = split_of(path, phase.problem);
     slot++->emplace(phase, path, split, reinterpret_cast<Compute*>(waiting),
                     split.chunks > 1 ? TaskPass::chunks : TaskPass::whole);
     waiting += path.waiting_bytes;

@@ -46,7 +46,7 @@ class SharedKeys {
     std::fill_n(common_, list.listed, index_t{0});
     for (std::size_t first = 0, end; first < candidates.size(); first = end) {
       end = first + 1;
-      while (end < candidates.size() && is_alike(candidates[first], candidates[end])) ++end;
+      while (end < candidates.size() && have_same_start(candidates[first], candidates[end])) ++end;
       group(candidates.subspan(first, end - first));
     }
     for (index_t i = 0; i < list.group_count; ++i) {
@@ -69,7 +69,7 @@ class SharedKeys {
     index_t queries, sequence;
   };
 
-  static bool is_alike(const Candidate& a, const Candidate& b) {
+  static bool have_same_start(const Candidate& a, const Candidate& b) {
     return a.first_key == b.first_key && a.queries == b.queries;
   }
 
@@ -92,22 +92,22 @@ class SharedKeys {
 
   /// Makes groups of the candidates with a key chunk in the same memory. Most candidates have it
   /// in common with the first one. The others are sorted by the memory of their first chunk.
-  void group(std::span<Candidate> alike) {
-    if (alike.size() < 2) return;
+  void group(std::span<Candidate> candidates) {
+    if (candidates.size() < 2) return;
     const auto is_before = [](const Candidate& a, const Candidate& b) { return a.sequence < b.sequence; };
-    const Candidate leader = alike.front();
+    const Candidate leader = candidates.front();
     const auto shares_with_leader = [&](const Candidate& other) {
       return other.sequence == leader.sequence || compare(leader, other, key_chunk).common == key_chunk;
     };
-    const auto others = std::partition(alike.begin(), alike.end(), shares_with_leader);
-    std::sort(alike.begin(), others, is_before);
-    add_group({alike.begin(), others});
-    std::sort(others, alike.end(), [&](const Candidate& a, const Candidate& b) {
+    const auto others = std::partition(candidates.begin(), candidates.end(), shares_with_leader);
+    std::sort(candidates.begin(), others, is_before);
+    add_group({candidates.begin(), others});
+    std::sort(others, candidates.end(), [&](const Candidate& a, const Candidate& b) {
       const KeysCompared compared = compare(a, b, key_chunk);
       return compared.common == key_chunk ? is_before(a, b) : compared.is_less;
     });
-    for (auto first = others, end = first; first != alike.end(); first = end) {
-      end = std::find_if(first + 1, alike.end(), [&](const Candidate& other) {
+    for (auto first = others, end = first; first != candidates.end(); first = end) {
+      end = std::find_if(first + 1, candidates.end(), [&](const Candidate& other) {
         return compare(*first, other, key_chunk).common < key_chunk;
       });
       add_group({first, end});
