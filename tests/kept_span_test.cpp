@@ -12,7 +12,7 @@ using Numbers = std::vector<index_t>;
 using Words = std::vector<std::uint64_t>;
 using Doubles = std::vector<double>;
 using Floats = std::vector<float>;
-using Integers = std::vector<int>;
+using Ints = std::vector<int>;
 
 /// Type `Kept` made from Before..., then a vector, then After....
 template <class Kept, class Vector, class Before = void(), class After = void()>
@@ -41,12 +41,12 @@ using Indices = View<const int, 3>;
 using Table = View<const int, 2>;
 
 // Masks.
-static_assert(
-    refuse_temporaries<Constructor<Lengths, Numbers>, Constructor<PrefixLM, Numbers>,
-                       Constructor<KeyLengths, Numbers>, Constructor<Documents, Numbers, void(), void(bool)>,
-                       Constructor<Documents, Numbers, void(Numbers&), void(bool)>,
-                       Constructor<Documents, Numbers, void(), void(Numbers&, bool)>,
-                       Constructor<BlockSparse, Words, void(SparseBlocks)>>);
+static_assert(refuse_temporaries<Constructor<Lengths, Numbers>, Constructor<PrefixLM, Numbers>,
+                                 Constructor<KeyLengths, Numbers>, Constructor<KeyLengths, Ints>,
+                                 Constructor<Documents, Numbers, void(), void(bool)>,
+                                 Constructor<Documents, Numbers, void(Numbers&), void(bool)>,
+                                 Constructor<Documents, Numbers, void(), void(Numbers&, bool)>,
+                                 Constructor<BlockSparse, Words, void(SparseBlocks)>>);
 // Scores.
 static_assert(refuse_temporaries<Constructor<Alibi, Doubles>>);
 // Scalings.
@@ -57,11 +57,11 @@ static_assert(refuse_temporaries<
               Constructor<SizeTable<float>, Floats, void(Floats&, Floats&)>,
               Constructor<SizeTable<float>, Floats, void(), void(float, float)>>);
 // Sources of keys.
-static_assert(refuse_temporaries<Constructor<PageTable<int>, Integers, void(Table)>,
-                                 Constructor<PageTable<int>, Integers, void(), void(Integers&, Integers&)>,
-                                 Constructor<PageTable<int>, Integers, void(Integers&), void(Integers&)>,
-                                 Constructor<PageTable<int>, Integers, void(Integers&, Integers&)>,
-                                 Constructor<IndexedKeys<float>, Integers, void(Rows, Rows, Indices)>>);
+static_assert(refuse_temporaries<Constructor<PageTable<int>, Ints, void(Table)>,
+                                 Constructor<PageTable<int>, Ints, void(), void(Ints&, Ints&)>,
+                                 Constructor<PageTable<int>, Ints, void(Ints&), void(Ints&)>,
+                                 Constructor<PageTable<int>, Ints, void(Ints&, Ints&)>,
+                                 Constructor<IndexedKeys<float>, Ints, void(Rows, Rows, Indices)>>);
 // Options and views.
 static_assert(refuse_temporaries<Constructor<decltype(AttentionOptions<float>::sinks), Floats>,
                                  Constructor<View<const float, 1>, Floats>>);
@@ -116,11 +116,39 @@ TEST_CASE("Alibi of a number of heads has the slopes of the paper", "[score]") {
 }
 
 TEST_CASE("PageTable deduces its types from vectors", "[paged_keys]") {
-  const Integers table{0, 1, 2, 3}, begins{0, 1, 4}, lengths{2, 5};
+  const Ints table{0, 1, 2, 3}, begins{0, 1, 4}, lengths{2, 5};
   const PageTable rows(Table(table.data(), {2, 2}), lengths);
   const PageTable compressed(table, begins, lengths);
   CHECK(rows.page(1, 0) == 2);
   CHECK(compressed.entries(1) == 3);
+}
+
+TEMPLATE_TEST_CASE("integers of any type are lengths, positions and targets", "[mask]", std::int8_t,
+                   std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t, long long,
+                   std::uint64_t) {
+  constexpr auto least = std::numeric_limits<TestType>::min(), most = std::numeric_limits<TestType>::max();
+  const std::array<TestType, 4> ends{least, most, 3, 0};
+  const Integers read(ends);
+  CHECK(read.front() == static_cast<index_t>(least));
+  CHECK(read[1] == static_cast<index_t>(most));
+  CHECK(read.back() == 0);
+  CHECK(read.bytes().size() == sizeof(ends));
+
+  const std::vector<TestType> lengths{2, 3}, targets{1, 0, 2};
+  const Numbers same_lengths{2, 3}, same_targets{1, 0, 2};
+  CHECK(KeyLengths(lengths).keys({.batch = 1, .shape = {2, 1, 1, 9}}).end == 3);
+  const Floats logits{1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6};
+  const View<const float, 2> rows(logits.data(), {3, 3});
+  CHECK(cross_entropy<float>(rows, targets).loss == cross_entropy<float>(rows, same_targets).loss);
+
+  const auto out_of = [&](const SequenceLengths& given) {
+    Floats out(12);
+    const View<const float, 4> q(logits.data(), {2, 1, 3, 2});
+    attention<float>({.q = q, .k = q, .v = q, .out = {out.data(), {2, 1, 3, 2}}}, Softmax{}, Causal{},
+                     {.lengths = given});
+    return out;
+  };
+  CHECK(out_of(SequenceLengths::padded(lengths)) == out_of(SequenceLengths::padded(same_lengths)));
 }
 
 }  // namespace kept_span_test

@@ -97,7 +97,7 @@ TEST_CASE("matrices of another shape are refused", "[mask]") {
   CHECK(matrix({2, 2, 3, 4}) ==
         "ssmax::MaskMatrix: visible has extent 2 in dimension 0, the attention has 1");
   CHECK(matrix({1, 1, 3, 4}) ==
-        "ssmax::MaskMatrix: visible has extent 1 in dimension 1, the attention has 2");
+        "ssmax::MaskMatrix: visible has extent 1 in dimension 1, the attention has 2 (stride 0 broadcasts)");
   CHECK(matrix({1, 2, 4, 3}) ==
         "ssmax::MaskMatrix: visible has extent 4 in dimension 2, the attention has 3");
   CHECK(matrix({1, 2, 3, 0}) ==

@@ -172,7 +172,7 @@ TEST_CASE("lengths of queries over a source: refused before anything is written"
   using V = std::vector<index_t>;
   const V cumulative{0, 4, 5}, three{0, 1, 2, 5}, late{0, 4, 6}, two{4, 1}, one{4}, longer{4, 4};
   CHECK(refusal_of(SequenceLengths::packed(cumulative), 1, 5) ==
-        "ssmax::attention: lengths.keys have extent 3, a source has lengths of its own, so it must be 0");
+        "ssmax::attention: lengths.keys have extent 3, must be 0 over a source: use packed_queries");
   CHECK(refusal_of(SequenceLengths::packed_queries(three), 1, 5) ==
         "ssmax::attention: lengths.queries have sequence count 3, the source has 2");
   CHECK(refusal_of(SequenceLengths::packed_queries(late), 1, 5) ==

@@ -44,6 +44,7 @@
 #include "detail/rows/cross_entropy.hpp"
 #include "detail/rows/fill.hpp"
 #include "execution.hpp"
+#include "kept_span.hpp"
 #include "view.hpp"
 
 /// @addtogroup cross_entropy
@@ -73,7 +74,7 @@ inline constexpr index_t max_loss_calls = 256;
 inline constexpr index_t min_call_logits = 16'384;
 
 /// Returns the number of targets that are not ignored. Throws at the first target that is not a class.
-inline index_t count_targets(std::span<const index_t> targets, index_t ignored, index_t classes) {
+inline index_t count_targets(Integers targets, index_t ignored, index_t classes) {
   index_t count = 0;
   for (std::size_t row = 0; row < targets.size(); ++row) {
     const index_t target = targets[row];
@@ -96,8 +97,7 @@ inline index_t count_targets(std::span<const index_t> targets, index_t ignored, 
 ///     cross_entropy<float>(logits, targets)                         the loss
 ///     cross_entropy<float>(logits, targets, logits, {}, pool)       and its gradient, over the logits
 template <class T, Executor E = Serial>
-CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
-                           std::span<const index_t> targets,
+CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits, Integers targets,
                            const std::type_identity_t<View<T, 2>>& dlogits = {},
                            const CrossEntropyOptions& options = {}, E&& executor = E{}) {
   static_assert(
@@ -115,7 +115,8 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
     detail::check_output(function, "dlogits", dlogits);
     detail::check_same_extents(function, "dlogits", dlogits, "logits", logits);
     detail::check_in_place_or_no_overlap(function, "dlogits", dlogits, "logits", logits);
-    detail::check_no_overlap(function, "dlogits", dlogits, "targets", View<const index_t, 1>(targets));
+    detail::check_no_overlap(function, "dlogits", dlogits, "targets",
+                             View<const std::byte, 1>(targets.bytes()));
   }
   const index_t count = detail::count_targets(targets, options.ignored, classes);
   if (logits.empty() || (count == 0 && !wants_gradient)) return {0.0, count};

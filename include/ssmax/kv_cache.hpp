@@ -25,6 +25,7 @@
 
 #include "detail/checks/views.hpp"
 #include "detail/memory/stored_rows.hpp"
+#include "kept_span.hpp"
 #include "key_source.hpp"
 #include "rope.hpp"
 #include "view.hpp"
@@ -99,13 +100,13 @@ class KvCache {
   /// `offsets` [new] or [batch, new] are for candidates of a Tree (tree_mask.hpp): the rope rotates new key i to
   /// position length(b) + offsets[i] instead of length(b) + i.
   void append(View<const Compute, 4> k, View<const Compute, 4> v, const Rope<Compute>* rope = nullptr,
-              std::span<const index_t> counts = {}, std::span<const index_t> offsets = {}) {
+              Integers counts = {}, Integers offsets = {}) {
     append_from(k, v, rope, counts, offsets);
   }
   /// Appends keys and values in their storage type. Rotated keys are rounded again, all other rows are copied.
   void append(View<const K, 4> k, View<const V, 4> v, const Rope<Compute>* rope = nullptr,
-              std::span<const index_t> counts = {},
-              std::span<const index_t> offsets = {}) requires(detail::StoredRows<K, V>::accepts_storage) {
+              Integers counts = {},
+              Integers offsets = {}) requires(detail::StoredRows<K, V>::accepts_storage) {
     append_from(k, v, rope, counts, offsets);
   }
 
@@ -131,7 +132,7 @@ class KvCache {
   /// example the accepted branch of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated
   /// again. Throws std::invalid_argument unless `kept` rises from `length` on and each key is stored. Throws
   /// std::invalid_argument if the ring has overwritten keys of the sequence.
-  void keep(index_t b, index_t length, std::span<const index_t> kept) {
+  void keep(index_t b, index_t length, Integers kept) {
     const char* function = "KvCache::keep";
     check_sequence(function, b);
     detail::check_kept(function, length, kept, this->length(b));
@@ -205,7 +206,7 @@ class KvCache {
       detail::fail_value(function, "b", "is", b, "sequences are", options_.batch);
   }
 
-  index_t count(std::span<const index_t> counts, index_t b, index_t all) const {
+  index_t count(Integers counts, index_t b, index_t all) const {
     return counts.empty() ? all : counts[static_cast<std::size_t>(b)];
   }
 
@@ -223,8 +224,7 @@ class KvCache {
 
   template <class NewKey, class NewValue>
   void append_from(const View<const NewKey, 4>& k, const View<const NewValue, 4>& v,
-                   const Rope<Compute>* rope, std::span<const index_t> counts,
-                   std::span<const index_t> offsets) {
+                   const Rope<Compute>* rope, Integers counts, Integers offsets) {
     const char* function = "KvCache::append";
     check_new("k", k, options_.width);
     check_new("v", v, options_.value_width);

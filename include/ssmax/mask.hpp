@@ -55,12 +55,12 @@ struct Causal {
 
 /// A mask for ragged rows: the first visible[r] keys are visible to row r = (batch·heads + head)·queries + query.
 struct Lengths {
-  std::span<const index_t> visible;  ///< One number per row.
+  Integers visible;  ///< One number per row.
 
   /// Stores the span, which must outlive the mask.
-  SSMAX_INLINE constexpr explicit Lengths(KeptSpan<const index_t> lengths) : visible(lengths) {}
+  SSMAX_INLINE constexpr explicit Lengths(KeptIntegers lengths) : visible(lengths) {}
   /// Returns [0, visible[r]). Clamps the value to [0, keys], because a check of all values would not be O(1).
-  SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
+  SSMAX_INLINE KeyRange keys(const Query& query) const {
     const auto row = (query.batch * query.shape.heads + query.head) * query.shape.queries + query.index;
     return {0, std::clamp<index_t>(visible[static_cast<std::size_t>(row)], 0, query.shape.keys)};
   }
@@ -97,12 +97,12 @@ struct SlidingWindow {
 /// A causal mask with a prefix: the first prefix[b] keys are visible to all queries of batch entry b. The mask clamps
 /// prefix[b] to [0, keys].
 struct PrefixLM {
-  std::span<const index_t> prefix;  ///< One number per batch entry.
+  Integers prefix;  ///< One number per batch entry.
 
   /// Stores the span, which must outlive the mask.
-  SSMAX_INLINE constexpr explicit PrefixLM(KeptSpan<const index_t> lengths) : prefix(lengths) {}
+  SSMAX_INLINE constexpr explicit PrefixLM(KeptIntegers lengths) : prefix(lengths) {}
   /// Returns [0, max(p + 1, prefix[b])).
-  SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
+  SSMAX_INLINE KeyRange keys(const Query& query) const {
     const index_t seen_by_all = prefix[static_cast<std::size_t>(query.batch)];
     return {0, std::max(Causal{}.keys(query).end, std::min(seen_by_all, query.shape.keys))};
   }
@@ -117,13 +117,12 @@ struct PrefixLM {
 /// keys]. Positions count rows with their padding: `KeyLengths & Causal` is right if queries and keys have the same
 /// padding. The option `lengths` (sequence_lengths.hpp) does not compute padded queries.
 struct KeyLengths {
-  std::span<const index_t> lengths;  ///< One number per batch entry.
+  Integers lengths;  ///< One number per batch entry.
 
   /// Stores the span, which must outlive the mask.
-  SSMAX_INLINE constexpr explicit KeyLengths(KeptSpan<const index_t> keys_per_entry)
-      : lengths(keys_per_entry) {}
+  SSMAX_INLINE constexpr explicit KeyLengths(KeptIntegers keys_per_entry) : lengths(keys_per_entry) {}
   /// Returns [0, lengths[b]).
-  SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
+  SSMAX_INLINE KeyRange keys(const Query& query) const {
     const index_t length = lengths[static_cast<std::size_t>(query.batch)];
     return {0, std::clamp<index_t>(length, 0, query.shape.keys)};
   }
@@ -142,30 +141,29 @@ struct KeyLengths {
 class Documents {
  public:
   /// Queries and keys have the same boundaries. The span must outlive the mask.
-  SSMAX_INLINE constexpr Documents(KeptSpan<const index_t> cumulative, bool causal)
+  SSMAX_INLINE constexpr Documents(KeptIntegers cumulative, bool causal)
       : Documents(cumulative, cumulative, causal) {}
   /// Queries and keys have different boundaries. The spans must outlive the mask.
-  SSMAX_INLINE constexpr Documents(KeptSpan<const index_t> cumulative_queries,
-                                   KeptSpan<const index_t> cumulative_keys, bool causal)
+  SSMAX_INLINE constexpr Documents(KeptIntegers cumulative_queries, KeptIntegers cumulative_keys, bool causal)
       : queries_(cumulative_queries), keys_(cumulative_keys), causal_(causal) {}
 
   /// Returns the keys of the query's document. Exception: if causal, returns those up to the query's position.
-  SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
+  SSMAX_INLINE KeyRange keys(const Query& query) const {
     const Place place = place_of(query);
     return {place.keys.begin, causal_ ? std::max(place.keys.begin, place.at + 1) : place.keys.end};
   }
   /// Returns the position of the query, counted from the first key of its document.
-  SSMAX_INLINE constexpr index_t query_position(const Query& query) const {
+  SSMAX_INLINE index_t query_position(const Query& query) const {
     const Place place = place_of(query);
     return place.at - place.keys.begin;
   }
   /// Returns the position of the key, counted from the first key of its document.
-  SSMAX_INLINE constexpr index_t key_position(const Query&, index_t key) const {
+  SSMAX_INLINE index_t key_position(const Query&, index_t key) const {
     return key - keys_[document_of(keys_, key)];
   }
   /// Returns the query with a shift, so that position() is bottom-right within its document.
-  SSMAX_INLINE constexpr Query aligned(const Query& query) const {
-    if (queries_.data() == keys_.data()) return query;
+  SSMAX_INLINE Query aligned(const Query& query) const {
+    if (queries_.bytes().data() == keys_.bytes().data()) return query;
     Query result = query;
     result.shift += place_of(query).at - query.position();
     return result;
@@ -187,19 +185,27 @@ class Documents {
     index_t at;
   };
 
-  SSMAX_INLINE constexpr Place place_of(const Query& query) const {
+  SSMAX_INLINE Place place_of(const Query& query) const {
     const std::size_t document = document_of(queries_, query.index);
     const index_t queries_after = queries_[document + 1] - 1 - query.index;
     const KeyRange keys{keys_[document], keys_[document + 1]};
     return {keys, keys.end - 1 - queries_after};
   }
   /// Returns the last document that begins at or before `index`. Earlier ones with the same beginning are empty.
-  SSMAX_INLINE static constexpr std::size_t document_of(std::span<const index_t> cumulative, index_t index) {
-    const auto next = std::upper_bound(cumulative.begin(), cumulative.end(), index);
-    return static_cast<std::size_t>(next - cumulative.begin() - 1);
+  SSMAX_INLINE static std::size_t document_of(Integers cumulative, index_t index) {
+    std::size_t first = 0, end = cumulative.size();
+    while (first < end) {
+      const std::size_t middle = first + (end - first) / 2;
+      if (cumulative[middle] <= index) {
+        first = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    return first - 1;
   }
-  SSMAX_INLINE static void check_span(const char* name, std::span<const index_t> cumulative,
-                                      const char* extent_name, index_t extent) {
+  SSMAX_INLINE static void check_span(const char* name, Integers cumulative, const char* extent_name,
+                                      index_t extent) {
     if (cumulative.empty()) detail::fail_value("Documents", name, "has extent", 0, "must be at least", 1);
     detail::check_equal("Documents", name, "begins with", cumulative.front(), "must begin with", 0);
     for (std::size_t i = 1; i < cumulative.size(); ++i) {
@@ -211,7 +217,7 @@ class Documents {
     detail::check_equal("Documents", name, "ends with", cumulative.back(), extent_name, extent);
   }
 
-  std::span<const index_t> queries_, keys_;
+  Integers queries_, keys_;
   bool causal_;
 };
 

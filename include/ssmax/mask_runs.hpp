@@ -249,7 +249,9 @@ class MatrixRuns {
     const index_t extents[] = {shape.batch, shape.heads, shape.queries, shape.keys};
     const char* names[] = {"batch entries are", "heads are", "queries are", "keys are"};
     for (int i = 0; i < 4; ++i) {
-      detail::check_equal("MatrixRuns", "the matrix", "has extent", extents_[i], names[i], extents[i]);
+      if (extents_[i] == extents[i]) continue;
+      detail::fail_format("ssmax::MatrixRuns: the matrix has extent %td, %s %td%s", extents_[i], names[i],
+                          extents[i], extents_[i] == 1 ? " (stride 0 broadcasts)" : "");
     }
   }
 

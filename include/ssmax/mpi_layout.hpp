@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "detail/checks/error.hpp"
+#include "kept_span.hpp"
 
 SSMAX_BEGIN_CODE
 namespace mpi {
@@ -68,7 +69,7 @@ class Layout {
   }
 
   /// Returns one range per rank, with the given lengths.
-  [[nodiscard]] static Layout contiguous(std::span<const index_t> lengths) {
+  [[nodiscard]] static Layout contiguous(Integers lengths) {
     std::vector<Segment> segments;
     index_t begin = 0;
     for (const index_t length : lengths) {

@@ -38,6 +38,7 @@
 
 #include "detail/checks/views.hpp"
 #include "detail/memory/stored_rows.hpp"
+#include "kept_span.hpp"
 #include "key_source.hpp"
 #include "rope.hpp"
 #include "view.hpp"
@@ -129,11 +130,11 @@ class PagedKvCache {
 
    private:
     friend class PagedKvCache;
-    Source(const PagedKvCache& cache, std::span<const index_t> ids) : cache_(&cache), ids_(ids) {}
+    Source(const PagedKvCache& cache, Integers ids) : cache_(&cache), ids_(ids) {}
     index_t id(index_t b) const { return ids_[static_cast<std::size_t>(b)]; }
 
     const PagedKvCache* cache_;
-    std::span<const index_t> ids_;
+    Integers ids_;
   };
 
   /// Makes a pool of free pages. Throws std::invalid_argument unless all extents are at least 1, if the number of bytes
@@ -201,7 +202,7 @@ class PagedKvCache {
   /// example the accepted branch of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated
   /// again. Throws std::invalid_argument unless `kept` rises from `length` on and each key is stored. Throws
   /// PagedKvCacheFull if too few pages are free. The cache is then unchanged.
-  void keep(index_t id, index_t length, std::span<const index_t> kept) {
+  void keep(index_t id, index_t length, Integers kept) {
     const char* function = "PagedKvCache::keep";
     check_id(function, "id", id);
     Sequence& s = sequence(id);
@@ -241,20 +242,19 @@ class PagedKvCache {
   ///
   /// `offsets` [tokens] are for candidates of a Tree (tree_mask.hpp): the rope rotates token t to the position L +
   /// offsets[t]. L is the length of its sequence before the call.
-  void append(View<const Compute, 3> k, View<const Compute, 3> v, std::span<const index_t> sequences,
-              const Rope<Compute>* rope = nullptr, std::span<const index_t> offsets = {}) {
+  void append(View<const Compute, 3> k, View<const Compute, 3> v, Integers sequences,
+              const Rope<Compute>* rope = nullptr, Integers offsets = {}) {
     append_from(k, v, sequences, rope, offsets);
   }
   /// Appends keys and values in their storage type. Rotated keys are rounded again, all other rows are copied.
-  void append(View<const K, 3> k, View<const V, 3> v, std::span<const index_t> sequences,
-              const Rope<Compute>* rope = nullptr,
-              std::span<const index_t> offsets = {}) requires(detail::StoredRows<K, V>::accepts_storage) {
+  void append(View<const K, 3> k, View<const V, 3> v, Integers sequences, const Rope<Compute>* rope = nullptr,
+              Integers offsets = {}) requires(detail::StoredRows<K, V>::accepts_storage) {
     append_from(k, v, sequences, rope, offsets);
   }
 
   /// Returns a source of the keys of these sequences, one per batch entry. Cache and ids must outlive the source.
   /// Throws std::invalid_argument if an id has no sequence.
-  [[nodiscard]] Source source(KeptSpan<const index_t> ids) const {
+  [[nodiscard]] Source source(KeptIntegers ids) const {
     for (index_t id : ids) check_id("PagedKvCache::source", "ids", id);
     return {*this, ids};
   }
@@ -327,9 +327,8 @@ class PagedKvCache {
   }
 
   template <class NewKey, class NewValue>
-  void append_from(const View<const NewKey, 3>& k, const View<const NewValue, 3>& v,
-                   std::span<const index_t> sequences, const Rope<Compute>* rope,
-                   std::span<const index_t> offsets) {
+  void append_from(const View<const NewKey, 3>& k, const View<const NewValue, 3>& v, Integers sequences,
+                   const Rope<Compute>* rope, Integers offsets) {
     const char* function = "PagedKvCache::append";
     const index_t tokens = std::ssize(sequences);
     check_new("k", k, options_.width, tokens);

@@ -39,6 +39,7 @@
 
 #include "detail/checks/views.hpp"
 #include "detail/kernels/rope.hpp"
+#include "kept_span.hpp"
 #include "view.hpp"
 
 /// @addtogroup rope
@@ -305,7 +306,7 @@ void rope_from(const char* function, const View<const T, Rank>& in, const View<T
 
 template <class T, int Rank>
 void rope_at(const char* function, const View<const T, Rank>& in, const View<T, Rank>& out,
-             const Rope<T>& rope, std::span<const index_t> positions, bool inverse) {
+             const Rope<T>& rope, Integers positions, bool inverse) {
   check_rope_views(function, in, out);
   const index_t rows = in.extent(Rank - 2);
   check_equal(function, "positions", "has extent", std::ssize(positions), "positions of in are", rows);
@@ -338,7 +339,7 @@ void rope(std::type_identity_t<View<const T, Rank>> in, View<T, Rank> out, const
 /// The function checks every position before any write.
 template <class T, int Rank>
 void rope(std::type_identity_t<View<const T, Rank>> in, View<T, Rank> out, const Rope<T>& tables,
-          std::span<const index_t> positions) {
+          Integers positions) {
   detail::rope_at("rope", in, out, tables, positions, false);
 }
 
@@ -352,7 +353,7 @@ void rope_backward(std::type_identity_t<View<const T, Rank>> dout, View<T, Rank>
 /// Writes the gradient of the input for a rope with a position for every index.
 template <class T, int Rank>
 void rope_backward(std::type_identity_t<View<const T, Rank>> dout, View<T, Rank> din, const Rope<T>& tables,
-                   std::span<const index_t> positions) {
+                   Integers positions) {
   detail::rope_at("rope_backward", dout, din, tables, positions, true);
 }
 

@@ -50,8 +50,6 @@
 /// enough, both allocate no memory.
 #pragma once
 
-#include <span>
-
 #include "config.hpp"
 #include "kept_span.hpp"
 #include "query.hpp"
@@ -76,33 +74,32 @@ class SequenceLengths {
   SSMAX_INLINE constexpr SequenceLengths() = default;
 
   /// Batch entry b has `queries[b]` queries and `keys[b]` keys.
-  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths padded(KeptSpan<const index_t> queries,
-                                                                     KeptSpan<const index_t> keys) {
+  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths padded(KeptIntegers queries,
+                                                                     KeptIntegers keys) {
     return {Layout::padded, queries, keys};
   }
   /// Batch entry b has `lengths[b]` queries and as many keys.
-  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths padded(KeptSpan<const index_t> lengths) {
+  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths padded(KeptIntegers lengths) {
     return padded(lengths, lengths);
   }
   /// Sequence b has queries [cumulative_queries[b], cumulative_queries[b + 1]) and keys
   /// [cumulative_keys[b], cumulative_keys[b + 1]). Both spans begin with 0 and end with the number of rows.
-  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths packed(
-      KeptSpan<const index_t> cumulative_queries, KeptSpan<const index_t> cumulative_keys) {
+  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths packed(KeptIntegers cumulative_queries,
+                                                                     KeptIntegers cumulative_keys) {
     return {Layout::packed, cumulative_queries, cumulative_keys};
   }
   /// The same for sequences that have as many keys as queries.
-  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths packed(KeptSpan<const index_t> cumulative) {
+  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths packed(KeptIntegers cumulative) {
     return packed(cumulative, cumulative);
   }
 
   /// For calls over a source of keys, which has the lengths of keys: batch entry b has `queries[b]` queries.
-  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths padded_queries(
-      KeptSpan<const index_t> queries) {
+  [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths padded_queries(KeptIntegers queries) {
     return {Layout::padded, queries, {}};
   }
   /// The same for packed queries: sequence b has queries [cumulative_queries[b], cumulative_queries[b + 1]).
   [[nodiscard]] SSMAX_INLINE static constexpr SequenceLengths packed_queries(
-      KeptSpan<const index_t> cumulative_queries) {
+      KeptIntegers cumulative_queries) {
     return {Layout::packed, cumulative_queries, {}};
   }
 
@@ -115,21 +112,16 @@ class SequenceLengths {
     return static_cast<index_t>(queries_.size()) - (is_packed() ? 1 : 0);
   }
   /// The span of queries that the lengths were made of.
-  SSMAX_INLINE constexpr std::span<const index_t> queries() const { return queries_; }
+  SSMAX_INLINE constexpr Integers queries() const { return queries_; }
   /// The span of keys that the lengths were made of. Empty for padded_queries and packed_queries.
-  SSMAX_INLINE constexpr std::span<const index_t> keys() const { return keys_; }
+  SSMAX_INLINE constexpr Integers keys() const { return keys_; }
 
   /// @cond
   /// Where the rows of a sequence lie in q, and in k and v.
-  SSMAX_INLINE constexpr shared::SequenceRows query_rows(index_t sequence) const {
-    return rows_of(queries_, sequence);
-  }
-  SSMAX_INLINE constexpr shared::SequenceRows key_rows(index_t sequence) const {
-    return rows_of(keys_, sequence);
-  }
+  SSMAX_INLINE shared::SequenceRows query_rows(index_t sequence) const { return rows_of(queries_, sequence); }
+  SSMAX_INLINE shared::SequenceRows key_rows(index_t sequence) const { return rows_of(keys_, sequence); }
   /// Returns lengths of the same layout in other memory.
-  SSMAX_INLINE constexpr SequenceLengths in(std::span<const index_t> queries,
-                                            std::span<const index_t> keys) const {
+  SSMAX_INLINE constexpr SequenceLengths in(Integers queries, Integers keys) const {
     return {layout_, queries, keys};
   }
   /// @endcond
@@ -137,19 +129,17 @@ class SequenceLengths {
  private:
   enum class Layout { none, padded, packed };
 
-  SSMAX_INLINE constexpr SequenceLengths(Layout layout, std::span<const index_t> queries,
-                                         std::span<const index_t> keys)
+  SSMAX_INLINE constexpr SequenceLengths(Layout layout, Integers queries, Integers keys)
       : layout_(layout), queries_(queries), keys_(keys) {}
 
-  SSMAX_INLINE constexpr shared::SequenceRows rows_of(std::span<const index_t> numbers,
-                                                      index_t sequence) const {
-    const index_t* at = numbers.data() + sequence;
-    if (layout_ == Layout::padded) return {sequence, 0, at[0]};
-    return {0, at[0], at[1] - at[0]};
+  SSMAX_INLINE shared::SequenceRows rows_of(Integers numbers, index_t sequence) const {
+    const auto at = static_cast<std::size_t>(sequence);
+    if (layout_ == Layout::padded) return {sequence, 0, numbers[at]};
+    return {0, numbers[at], numbers[at + 1] - numbers[at]};
   }
 
   Layout layout_ = Layout::none;
-  std::span<const index_t> queries_, keys_;
+  Integers queries_, keys_;
 };
 
 SSMAX_END

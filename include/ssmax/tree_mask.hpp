@@ -28,6 +28,7 @@
 
 #include "detail/checks/views.hpp"
 #include "detail/memory/bits.hpp"
+#include "kept_span.hpp"
 #include "query.hpp"
 #include "view.hpp"
 
@@ -46,21 +47,14 @@ SSMAX_BEGIN_CODE
 class Tree {
  public:
   /// Makes one tree for all batch entries. Throws std::invalid_argument unless -1 <= parents[i] < i and window >= 1.
-  explicit Tree(std::span<const index_t> parents, index_t window = unbounded)
-      : Tree(View<const index_t, 2>(parents.data(), {1, std::ssize(parents)}), window) {}
+  explicit Tree(Integers parents, index_t window = unbounded)
+      : Tree(1, std::ssize(parents), window,
+             [&](index_t, index_t i) { return parents[static_cast<std::size_t>(i)]; }) {}
   /// Makes one tree per batch entry from parents [batch, T]. Throws as the other constructor.
   template <std::integral Index>
   explicit Tree(const View<const Index, 2>& parents, index_t window = unbounded)
-      : trees_(parents.extent(0)), candidates_(parents.extent(1)), window_(window) {
-    detail::check_view("Tree", "parents", parents);
-    if (window < 1) detail::fail_value("Tree", "window", "is", window, "must be at least", 1);
-    const auto rows = static_cast<std::size_t>(trees_ * candidates_);
-    offsets_.reserve(rows);
-    branches_.resize(rows * static_cast<std::size_t>(words()));
-    for (index_t tree = 0; tree < trees_; ++tree) {
-      for (index_t i = 0; i < candidates_; ++i) add(parents, tree, i);
-    }
-  }
+      : Tree((detail::check_view("Tree", "parents", parents), parents.extent(0)), parents.extent(1), window,
+             [&](index_t tree, index_t i) { return static_cast<index_t>(parents(tree, i)); }) {}
 
   /// Returns the offset of each candidate [trees, T]: its depth - 1. Its position is committed keys + offset.
   [[nodiscard]] std::span<const index_t> offsets() const { return offsets_; }
@@ -104,9 +98,21 @@ class Tree {
  private:
   static constexpr index_t unbounded = std::numeric_limits<index_t>::max();
 
-  template <class Index>
-  void add(const View<const Index, 2>& parents, index_t tree, index_t candidate) {
-    const auto parent = [&](index_t i) { return static_cast<index_t>(parents(tree, i)); };
+  template <class Parents>
+  Tree(index_t trees, index_t candidates, index_t window, const Parents& parents)
+      : trees_(trees), candidates_(candidates), window_(window) {
+    if (window < 1) detail::fail_value("Tree", "window", "is", window, "must be at least", 1);
+    const auto rows = static_cast<std::size_t>(trees_ * candidates_);
+    offsets_.reserve(rows);
+    branches_.resize(rows * static_cast<std::size_t>(words()));
+    for (index_t tree = 0; tree < trees_; ++tree) {
+      for (index_t i = 0; i < candidates_; ++i) add(parents, tree, i);
+    }
+  }
+
+  template <class Parents>
+  void add(const Parents& parents, index_t tree, index_t candidate) {
+    const auto parent = [&](index_t i) { return parents(tree, i); };
     if (parent(candidate) < -1 || parent(candidate) >= candidate) {
       detail::fail_format("ssmax::Tree: parents of tree %td has %td for candidate %td, must be -1 to %td",
                           tree, parent(candidate), candidate, candidate - 1);

@@ -8,8 +8,8 @@
 SSMAX_BEGIN_DETAIL
 
 /// Throws unless `lengths` has one length per batch entry (`entries`), and every length is 0 to `rows`.
-inline void check_padded_lengths(const char* function, const char* name, std::span<const index_t> lengths,
-                                 const char* tensor, index_t entries, index_t rows) {
+inline void check_padded_lengths(const char* function, const char* name, Integers lengths, const char* tensor,
+                                 index_t entries, index_t rows) {
   const auto count = static_cast<index_t>(lengths.size());
   if (count != entries) {
     fail_format("ssmax::%s: lengths.%s have extent %td, %s has %td batch entries", function, name, count,
@@ -26,7 +26,7 @@ inline void check_padded_lengths(const char* function, const char* name, std::sp
 
 /// Throws unless `cumulative` begins with 0, never decreases and ends with the rows of a tensor of one batch
 /// entry.
-inline void check_packed_lengths(const char* function, const char* name, std::span<const index_t> cumulative,
+inline void check_packed_lengths(const char* function, const char* name, Integers cumulative,
                                  const char* tensor, index_t entries, index_t rows) {
   if (entries != 1) {
     fail_format("ssmax::%s: %s has %td batch entries, must have 1 where lengths are packed", function, tensor,
@@ -69,9 +69,9 @@ template <class Q>
 void check_source_lengths(const char* function, const SequenceLengths& lengths, const View<const Q, 4>& q,
                           index_t sequences) {
   if (!lengths.is_given()) return;
-  if (const auto keys = static_cast<index_t>(lengths.keys().size()); keys != 0) {
-    fail_value(function, "lengths.keys", "have extent", keys,
-               "a source has lengths of its own, so it must be", 0);
+  if (!lengths.keys().empty()) {
+    fail_format("ssmax::%s: lengths.keys have extent %zu, must be 0 over a source: use %s", function,
+                lengths.keys().size(), lengths.is_packed() ? "packed_queries" : "padded_queries");
   }
   const auto check = lengths.is_packed() ? check_packed_lengths : check_padded_lengths;
   check(function, "queries", lengths.queries(), "q", q.extent(0), q.extent(2));

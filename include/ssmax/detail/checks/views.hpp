@@ -116,7 +116,9 @@ void check_fits_attention(const char* function, const char* name, const View<T, 
                           const std::array<index_t, Rank>& expected) {
   for (int i = 0; i < Rank; ++i) {
     const index_t extent = expected[static_cast<std::size_t>(i)];
-    if (view.extent(i) != extent) fail_extent(function, name, i, view.extent(i), "the attention", extent);
+    if (view.extent(i) == extent) continue;
+    fail_format("ssmax::%s: %s has extent %td in dimension %d, the attention has %td%s", function, name,
+                view.extent(i), i, extent, view.extent(i) == 1 ? " (stride 0 broadcasts)" : "");
   }
   if (view.empty()) return;
   if (view.data_handle() == nullptr)

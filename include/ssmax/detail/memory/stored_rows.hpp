@@ -30,7 +30,7 @@ inline void check_bytes(const char* cache, const char* name, index_t value,
 }
 
 /// Throws unless the keys `kept` of a sequence rise and lie in [length, stored).
-inline void check_kept(const char* function, index_t length, std::span<const index_t> kept, index_t stored) {
+inline void check_kept(const char* function, index_t length, Integers kept, index_t stored) {
   if (length < 0 || length > stored)
     fail_value(function, "length", "is", length, "must be within 0 and", stored);
   for (index_t least = length; index_t key : kept) {

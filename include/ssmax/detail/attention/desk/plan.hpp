@@ -29,8 +29,8 @@ class PlanState {
     options.workspace = nullptr;
     options.explanation = nullptr;
     const SequenceLengths& lengths = options.lengths;
-    queries_.assign(lengths.queries().begin(), lengths.queries().end());
-    keys_.assign(lengths.keys().begin(), lengths.keys().end());
+    for (const index_t number : lengths.queries()) queries_.push_back(number);
+    for (const index_t number : lengths.keys()) keys_.push_back(number);
     options.lengths = lengths.in(queries_, keys_);
   }
 
