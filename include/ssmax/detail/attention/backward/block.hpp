@@ -20,7 +20,6 @@
 #include <algorithm>
 
 #include "../terms/gradient_variant.hpp"
-#include "../tile/acquired_products.hpp"
 #include "../tile/scores.hpp"
 #include "finite_rows.hpp"
 #include "irregular.hpp"

@@ -9,8 +9,24 @@
 #include "../../checks/sequence_lengths.hpp"
 #include "../../checks/sinks.hpp"
 #include "../../checks/views.hpp"
-#include "arguments.hpp"
 #include "user_variant.hpp"
+
+SSMAX_BEGIN_CODE
+
+template <class T>
+struct AttentionArguments;
+template <class T>
+struct PartialArguments;
+template <class T>
+struct DecodeArguments;
+template <class T>
+struct BackwardArguments;
+template <class T>
+struct AttentionGradients;
+template <class T>
+struct AttentionOptions;
+
+SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 

@@ -1,5 +1,5 @@
 // Defines how the numbers of a tile are multiplied: in float or double, or as bfloat16 with float accumulation (the
-// bf16 path).
+// bf16 path). Products of bfloat16 may take units that a thread configures first (AMX tiles).
 //
 // | | float, double | bf16 path |
 // |---|---|---|
@@ -97,6 +97,24 @@ struct Operands {
   }
 
   static bool is_finite(Operand x) { return std::isfinite(static_cast<Compute>(x)); }
+};
+
+/// A guard: its constructor configures this thread's units for the kernels' products, its destructor releases the
+/// units. Kernels without such units need no configuration.
+template <class Compute, class Operand>
+class AcquiredProducts {
+ public:
+  explicit AcquiredProducts(const PrefillKernels<Compute, Operand>& kernels) : kernels_(kernels) {
+    if (kernels_.acquire != nullptr) kernels_.acquire();
+  }
+  AcquiredProducts(const AcquiredProducts&) = delete;
+  AcquiredProducts& operator=(const AcquiredProducts&) = delete;
+  ~AcquiredProducts() {
+    if (kernels_.release != nullptr) kernels_.release();
+  }
+
+ private:
+  const PrefillKernels<Compute, Operand>& kernels_;
 };
 
 SSMAX_END

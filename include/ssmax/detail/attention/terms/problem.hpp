@@ -1,5 +1,5 @@
-// Defines Problem and Result: everything that the drivers of the forward pass read about one call. Defines the cursors
-// over its rows.
+// Defines Problem and Result: everything that the drivers of the forward pass read about one call. Defines its
+// sequences, and the cursors over its rows.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,6 @@
 #include "../../../storage.hpp"
 #include "../../../view.hpp"
 #include "keys.hpp"
-#include "sequence.hpp"
 #include "tensors.hpp"
 
 SSMAX_BEGIN_SHARED
@@ -98,6 +97,19 @@ struct Result {
   AttentionState<Compute> start{};   // if given, the state after earlier keys
 
   SSMAX_INLINE bool continues() const { return start.shift.data_handle() != nullptr; }
+};
+
+/// One sequence of a call: a batch entry, or one of several sequences in packed rows.
+struct Sequence {
+  index_t batch = -1;                // its batch entry in Query, in keys and in states
+  index_t entry = 0, first_row = 0;  // its rows in q, out and lse: [entry, head, first_row + i]
+  index_t row_shift = 0;             // the row of a query is its index + row_shift
+  index_t queries = 0;               // rows per head
+  QueryShape shape{};                // the extents that mask, scaling and score see
+  KeyRange stored{};                 // the keys that the call computes
+  bool has_start = true;             // whether Result::start, if given, has a state for it
+  Path path = Path::none;
+  const char* reason = "";  // why no faster path takes the sequence
 };
 
 struct QueryRow {
