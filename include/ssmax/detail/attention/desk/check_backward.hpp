@@ -11,10 +11,8 @@ void check_arguments(const char* function, const BackwardArguments<T>& a, const 
   using Compute = ComputeType<T>;
   check_inputs(function, a.q, a.k, a.v);
   check_options(function, CallKind::backward, options, a.q.extent(1));
-  if (a.keys != 0 || a.first_key < 0 || a.first_key > max_counted - a.k.extent(2)) {
-    check_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in keys,", "keys",
-               a.keys);
-  }
+  check_last_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in keys,", "keys",
+                  a.keys);
   check_query_part(function, a);
   check_lengths(function, options.lengths, a.q, a.k);
   if (options.lengths.is_given()) {

@@ -95,8 +95,6 @@ struct Operands {
                    [sign](Operand x) { return static_cast<Operand>(sign * static_cast<Compute>(x)); });
     return c < 0 ? -c : 1;
   }
-
-  static bool is_finite(Operand x) { return std::isfinite(static_cast<Compute>(x)); }
 };
 
 /// A guard: its constructor configures this thread's units for the kernels' products, its destructor releases the
