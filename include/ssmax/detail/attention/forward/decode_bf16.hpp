@@ -14,7 +14,6 @@
 #include "../operands/finite.hpp"
 #include "../operands/gather.hpp"
 #include "../operands/prefetch.hpp"
-#include "../tile/queries.hpp"
 #include "../tile/softmax.hpp"
 #include "task.hpp"
 
@@ -29,22 +28,19 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
   static constexpr index_t max_rows = 16;  // whole vectors of the queries of a task
 
   DecodeBf16Scratch(Arena& arena, index_t queries, const Problem<Compute>& problem)
-      : DecodeBf16Scratch(arena, queries, problem.width(), problem.value_width(), logit_parts(problem),
-                          problem.keys.k_kind() == ElementKind::quantized,
-                          problem.keys.v_kind() == ElementKind::quantized) {}
-
-  DecodeBf16Scratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_parts, bool dequantizes_k,
-                    bool dequantizes_v)
-      : Base(arena, queries, d, dv, a_parts * part_width(d),
-             detail::kernels<PrefillKernels<Compute, Operand>>()),
-        parts(a_parts),
-        pitch((dv + 31) / 32 * 32),
+      : Base(arena, queries, problem, logit_parts(problem) * part_width(problem.width())),
+        parts(logit_parts(problem)),
+        pitch((problem.value_width() + 31) / 32 * 32),
         layout{.rows = tile_lanes, .channels = pitch},
-        k(arena.take<Operand>(block_keys * part_width(d))),
-        dequantized_k(dequantizes_k ? arena.take<Operand>(block_keys * d) : nullptr),
-        dequantized_v(dequantizes_v ? arena.take<Operand>(block_keys * dv) : nullptr),
-        finite(arena.take<Operand>(block_keys * dv)),
-        zeros(arena.take<Operand>(std::max(d, dv))),
+        k(arena.take<Operand>(block_keys * part_width(problem.width()))),
+        dequantized_k(problem.keys.k_kind() == ElementKind::quantized
+                          ? arena.take<Operand>(block_keys * problem.width())
+                          : nullptr),
+        dequantized_v(problem.keys.v_kind() == ElementKind::quantized
+                          ? arena.take<Operand>(block_keys * problem.value_width())
+                          : nullptr),
+        finite(arena.take<Operand>(block_keys * problem.value_width())),
+        zeros(arena.take<Operand>(std::max(problem.width(), problem.value_width()))),
         k_rows(arena.take<const Operand*>(block_keys)),
         v_rows(arena.take<const Operand*>(block_keys)),
         later_k_rows(arena.take<const Operand*>(block_keys)),
@@ -57,7 +53,7 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
         chunk(arena.take<Compute>(layout.size())),
         total(arena.take<Compute>(layout.size())) {
     // Null while the arena counts bytes.
-    if (zeros != nullptr) std::fill_n(zeros, std::max(d, dv), Operand{});
+    if (zeros != nullptr) std::fill_n(zeros, std::max(problem.width(), problem.value_width()), Operand{});
   }
 
   static constexpr bool in_lanes = false;  // states
@@ -101,29 +97,13 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
 
   /// Loads the queries of the task (ForwardTask::select). Returns the hull of their visible keys.
   KeyRange prepare(std::span<const Sequence> sequences, index_t kv_head, index_t first, index_t count) {
-    RowCursor cursor = this->select(sequences, kv_head, first, count);
-    const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
-      const QueryRow row = cursor.row(variant_);
-      cursor.next();
-      return row;
-    });
-    list_runs(variant_, memory_, lanes);
-    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count);
-    Hull hull;
-    for (index_t i = 0; i < lanes; i += memory_.products.width)
-      hull.add(memory_.hulls[i / memory_.products.width]);
+    const Hull hull = this->load_rows(sequences, kv_head, first, count, scores_.multipliers);
     has_short_runs_ = has_short_runs(problem_.keys, batch_, kv_head, hull.any, short_run);
     prefetch_ = has_short_runs_ ? 64 : keys_to_prefetch(problem_, rows_, hull.any, sizeof(Operand));
     // The kernels read 8 or 16 rows of logits, and write those of the queries.
     std::fill_n(memory_.row_logits + count * logit_pitch, (Memory::max_rows - count) * logit_pitch,
                 Compute{0});
     return hull.any;
-  }
-
-  /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
-  /// attend_chunk requires a call of sees_chunk for the same keys.
-  bool sees_chunk(KeyRange keys) const {
-    return !variant_.has_runs || find_visible_blocks(variant_, memory_, count_, keys);
   }
 
   /// Writes the states after the keys of one chunk.
@@ -349,13 +329,10 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
       memory_.v_rows[key] = finite;
     }
     add_values(needed, o);
-    for (index_t key = seen.begin; key < seen.end; ++key) {
-      load_values(problem_.keys, {batch_, kv_head_, {key, key + 1}}, {memory_.staged, dv});
-      for_each_nonfinite(variant_, memory_.rows, count_, key, memory_.staged, dv,
-                         [&](index_t r, index_t c, Compute x) {
-                           row(o, r)[c] += static_cast<Compute>(*weights_.at(key - block.begin, r)) * x;
-                         });
-    }
+    for_each_nonfinite(problem_, variant_, {batch_, kv_head_, seen}, memory_.rows, count_, memory_.staged,
+                       [&](index_t r, index_t key, index_t c, Compute x) {
+                         row(o, r)[c] += static_cast<Compute>(*weights_.at(key - block.begin, r)) * x;
+                       });
   }
 
   const PairDecodeKernels<Compute, Operand>& kernels_;

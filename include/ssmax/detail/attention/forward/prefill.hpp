@@ -19,7 +19,6 @@
 #include "../operands/finite.hpp"
 #include "../operands/gather.hpp"
 #include "../operands/prefetch.hpp"
-#include "../tile/queries.hpp"
 #include "../tile/softmax.hpp"
 #include "task.hpp"
 
@@ -33,14 +32,8 @@ struct PrefillScratch : ForwardScratch<Compute, Operand> {
   using Op = Operands<Compute, Operand>;
 
   PrefillScratch(Arena& arena, index_t queries, const Problem<Compute>& problem)
-      : PrefillScratch(
-            arena, queries, problem.width(), problem.value_width(),
-            product_depth<Operand>(problem, detail::kernels<PrefillKernels<Compute, Operand>>().depth),
-            detail::kernels<PrefillKernels<Compute, Operand>>()) {}
-
-  PrefillScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_depth,
-                 const PrefillKernels<Compute, Operand>& a_products)
-      : Base(arena, queries, d, dv, a_depth, a_products),
+      : Base(arena, queries, problem,
+             product_depth<Operand>(problem, detail::kernels<PrefillKernels<Compute, Operand>>().depth)),
         held_keys(Op::held_keys(depth, channels)),
         layout{.tiles = tiles, .rows = tile_lanes, .channels = channels, .in_lanes = true},
         k(arena.take<Operand>(held_keys * depth)),
@@ -90,29 +83,14 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
 
   /// Loads the queries of the task (ForwardTask::select). Returns the hull of their visible keys.
   KeyRange prepare(std::span<const Sequence> sequences, index_t kv_head, index_t first, index_t count) {
-    RowCursor cursor = this->select(sequences, kv_head, first, count);
+    hull_ = this->load_rows(sequences, kv_head, first, count, scores_.multipliers);
     tiles_ = (count + memory_.tile_lanes - 1) / memory_.tile_lanes;
-    const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
-      const QueryRow row = cursor.row(variant_);
-      cursor.next();
-      return row;
-    });
-    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count);
-    list_runs(variant_, memory_, lanes);
-    hull_ = {};
-    for (index_t i = 0; i < lanes; i += kernels_.width) hull_.add(memory_.hulls[i / kernels_.width]);
     finds_rows_ =
         tiles_ == 1 && has_short_runs(problem_.keys, batch_, kv_head, hull_.any, memory_.block_keys);
     keys_ahead_ = tiles_ == 1 && !finds_rows_ ? 2 * keys_to_prefetch(problem_, rows_, hull_.any, 1) : 0;
     listed_ = {memory_.k_rows, memory_.v_rows};
     next_listed_ = {memory_.k_rows + key_block, memory_.v_rows + key_block};
     return hull_.any;
-  }
-
-  /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
-  /// attend_chunk requires a call of sees_chunk for the same keys.
-  bool sees_chunk(KeyRange keys) const {
-    return !variant_.has_runs || find_visible_blocks(variant_, memory_, count_, keys);
   }
 
   /// Writes the states after the keys of one chunk.
@@ -376,16 +354,12 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   /// Adds NaN and infinities in V to the queries to which the key is visible. The panels hold 0 in their place.
   void accumulate_nonfinite(index_t tile, KeyRange block, const SoftmaxState<Compute>& state) const {
     const index_t tile_lanes = memory_.tile_lanes, queries = std::min(tile_lanes, count_ - tile * tile_lanes);
-    for (index_t key = std::max(block.begin, hull_.any.begin); key < std::min(block.end, hull_.any.end);
-         ++key) {
-      load_values(problem_.keys, {batch_, kv_head_, {key, key + 1}},
-                  {memory_.staged, problem_.value_width()});
-      for_each_nonfinite(variant_, memory_.rows + tile * tile_lanes, queries, key, memory_.staged,
-                         problem_.value_width(), [&](index_t lane, index_t c, Compute x) {
-                           state.o[c * tile_lanes + lane] +=
-                               static_cast<Compute>(*weights_of(memory_, key - block.begin, lane)) * x;
-                         });
-    }
+    const KeyRange keys{std::max(block.begin, hull_.any.begin), std::min(block.end, hull_.any.end)};
+    for_each_nonfinite(problem_, variant_, {batch_, kv_head_, keys}, memory_.rows + tile * tile_lanes,
+                       queries, memory_.staged, [&](index_t lane, index_t key, index_t c, Compute x) {
+                         state.o[c * tile_lanes + lane] +=
+                             static_cast<Compute>(*weights_of(memory_, key - block.begin, lane)) * x;
+                       });
   }
 
   /// Loaded keys: in the task's memory or in place.

@@ -130,16 +130,6 @@ class ShortTask {
     }
   }
 
-  /// Calls f(key, row of V) for every stored key.
-  template <class F>
-  void for_each_stored_value(const F& f) const {
-    for_each_run(problem_.keys, {sequence_.batch, kv_head_, sequence_.stored},
-                 [&](index_t key, const AnyKeyRun& run) {
-                   for (index_t i = 0; i < run.count; ++i)
-                     f(key + i, problem_.keys.load_v(run, i, memory_.staged));
-                 });
-  }
-
   /// Loads the queries of a tile, from `first` on. If all queries of a head have the same visible keys, calls the
   /// variant once per head.
   void load_tile(index_t first) {
@@ -190,12 +180,10 @@ class ShortTask {
 
   /// Adds NaN and infinities in V to the queries to which the key is visible.
   void add_nonfinite() const {
-    for_each_stored_value([&](index_t key, const Compute* value) {
-      for_each_nonfinite(variant_, memory_.rows, count_, key, value, problem_.value_width(),
-                         [&](index_t i, index_t c, Compute x) {
-                           memory_.out[i][c] += memory_.s[key * memory_.tile_lanes + i] * x;
-                         });
-    });
+    for_each_nonfinite(problem_, variant_, {sequence_.batch, kv_head_, sequence_.stored}, memory_.rows,
+                       count_, memory_.staged, [&](index_t i, index_t key, index_t c, Compute x) {
+                         memory_.out[i][c] += memory_.s[key * memory_.tile_lanes + i] * x;
+                       });
   }
 
   enum class Finite { unknown, yes, no };

@@ -236,15 +236,10 @@ class AnyKeys {
                               const std::byte** v_rows) const {
     find_rows_(source_, batch, kv_head, keys, k_rows, v_rows);
   }
-  /// Returns row i of a run's keys or values: in place if the row is stored as Compute, else converted in scratch.
+  /// Returns row i of a run's keys: in place if the row is stored as Compute, else converted in scratch.
   SSMAX_INLINE const Compute* load_k(const AnyKeyRun& run, index_t i, Compute* scratch) const {
     if (k_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.k) + i * run.k_stride;
     load_k_(run.k, run.k_stride, run.k_factors, {i, i + 1}, shape_.width, scratch, 0);
-    return scratch;
-  }
-  SSMAX_INLINE const Compute* load_v(const AnyKeyRun& run, index_t i, Compute* scratch) const {
-    if (v_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.v) + i * run.v_stride;
-    load_v_(run.v, run.v_stride, run.v_factors, {i, i + 1}, shape_.value_width, scratch, 0);
     return scratch;
   }
   /// Writes the keys or values of a run, converted, to `out`.

@@ -17,16 +17,15 @@ struct ForwardScratch : LaneScratch<Compute, Operand> {
   using Op = Operands<Compute, Operand>;
 
   /// Takes memory for `queries` queries with `a_depth` channels per product.
-  ForwardScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_depth,
-                 const PrefillKernels<Compute, Operand>& a_products)
-      : LaneScratch<Compute, Operand>(arena, queries, d, dv, a_depth),
-        products(a_products),
-        channels((dv + products.pass - 1) / products.pass * products.pass),
+  ForwardScratch(Arena& arena, index_t queries, const Problem<Compute>& problem, index_t a_depth)
+      : LaneScratch<Compute, Operand>(arena, queries, problem.width(), problem.value_width(), a_depth),
+        products(detail::kernels<PrefillKernels<Compute, Operand>>()),
+        channels((problem.value_width() + products.pass - 1) / products.pass * products.pass),
         block_keys(Op::block_keys(depth, channels)),
         s(arena.take<Compute>(key_block * tile_lanes)) {
     if constexpr (Op::is_bf16) {
       this->multipliers = arena.take<Compute>(tiles * tile_lanes);
-      this->widened_row = arena.take<Compute>(2 * d);
+      this->widened_row = arena.take<Compute>(2 * problem.width());
     }
   }
 
