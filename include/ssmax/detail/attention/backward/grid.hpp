@@ -48,16 +48,6 @@ struct BackwardCut {
 /// Returns whether a sequence has neither queries nor keys.
 inline bool is_empty(const BackwardSequence& sequence) { return sequence.rows + sequence.keys == 0; }
 
-/// Takes one thread's memory from the arena.
-template <class Operand, class Compute>
-BackwardScratch<Compute, Operand> take_scratch(Arena& arena, const Problem<Compute>& forward,
-                                               const GradientVariant<Compute>& variant) {
-  const index_t unit = kernels<PrefillKernels<Compute, Operand>>().depth, dv = forward.value_width();
-  return BackwardScratch<Compute, Operand>(arena, forward.width(), dv, product_depth<Operand>(forward, unit),
-                                           (dv + unit - 1) / unit * unit, 1 + variant.parameters(),
-                                           Multipliers(forward.scale, variant).has_score);
-}
-
 /// A phase of a backward list while it runs. Operand is the type of the products' operands, see BackwardTask.
 template <class Operand, class Compute>
 class BackwardPhase {
@@ -129,7 +119,7 @@ class BackwardPhase {
     std::atomic<index_t> next{0};
     executor_.run(std::min(phase_.lanes, n), [&](index_t lane) {
       Arena arena(memory_ + static_cast<std::size_t>(lane) * phase_.lane_bytes);
-      const auto lane_memory = take_scratch<Operand>(arena, problem_.forward, variant_);
+      const typename Task::Memory lane_memory(arena, problem_.forward, variant_);
       Task task(problem_, variant_, lane_memory, sums_);
       for (index_t i = next++; i < n; i = next++) f(task, lane, i);
     });

@@ -1,5 +1,5 @@
-// Loads queries and keys of the backward pass for its products (block.hpp). q and dout are loaded twice: in lanes,
-// one query per lane of a vector, and in rows. Keys are copied into rows if they cannot be read in place.
+// Loads queries of the backward pass for its products (block.hpp), and packs keys. q and dout are loaded twice: in
+// lanes, one query per lane of a vector, and in rows.
 //
 // The shift of the kernels is an integer, lse is not: 2^(s - lse) = 2^(s - shift)·2^(shift - lse). In float and
 // double, dout and delta are multiplied by the second factor. The bf16 path subtracts lse - shift from the logits.
@@ -55,13 +55,6 @@ class BackwardLoader {
       pair_queries(memory_.q_rows, memory_.d_pitch, lanes, memory_.bf16.q_pairs);
       pair_queries(memory_.dout_rows, memory_.dv_pitch, lanes, memory_.bf16.dout_pairs);
     }
-  }
-
-  /// Copies keys to k and their values to v.
-  void load_keys(const QueryShape& shape, const HeadKeys& keys, StridedRows<Operand> k,
-                 StridedRows<Operand> v) const {
-    Op::load_keys(forward_, variant_, shape, keys, memory_.widened_row, k);
-    Op::load_values(forward_.keys, keys, v);
   }
 
   /// bf16 path: packs rows of K into panels, with 0 for NaN and infinities. Packs the first part of rotated rows.

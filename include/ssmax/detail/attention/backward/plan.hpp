@@ -108,7 +108,7 @@ class BackwardListMaker {
   void count(const GradientVariant<Compute>& variant, const Route& route) {
     const Problem<Compute>& forward = problem_.forward;
     Arena lane;
-    const auto scratch = take_scratch<Operand>(lane, forward, variant);
+    const BackwardScratch<Compute, Operand> scratch(lane, forward, variant);
     index_t lanes[2] = {};
     for (index_t i = 0; i < 2; ++i) {
       PathWorks<Compute>& path = list_.paths[i] = {};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../operands/operands.hpp"
+#include "../terms/gradient_variant.hpp"
 #include "../tile/scratch.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -64,24 +65,22 @@ struct BackwardScratch : LaneScratch<Compute, Operand> {
   using LaneScratch<Compute, Operand>::tiles;
   using Op = Operands<Compute, Operand>;
 
-  /// The product of q and k sums over a_depth channels, the product of dout and v over a_value_depth. keeps_scores:
-  /// the call has a score function, so z and slope are stored.
-  BackwardScratch(Arena& arena, index_t d, index_t value_width, index_t a_depth, index_t a_value_depth,
-                  index_t sums_count, bool keeps_scores)
-      : LaneScratch<Compute, Operand>(arena, query_block, d,
-                                      std::max(value_width, a_value_depth / tuple_size<Compute, Operand>),
-                                      a_depth),
+  BackwardScratch(Arena& arena, const Problem<Compute>& problem, const GradientVariant<Compute>& variant)
+      : LaneScratch<Compute, Operand>(
+            arena, query_block, problem.width(),
+            std::max(problem.value_width(), value_depth_of(problem) / tuple_size<Compute, Operand>),
+            product_depth<Operand>(problem, detail::kernels<PrefillKernels<Compute, Operand>>().depth)),
         products(detail::kernels<PrefillKernels<Compute, Operand>>()),
-        value_depth(a_value_depth),
-        d_pitch(in_pitch(d)),
-        dv_pitch(in_pitch(value_width)),
+        value_depth(value_depth_of(problem)),
+        d_pitch(in_pitch(problem.width())),
+        dv_pitch(in_pitch(problem.value_width())),
         q_rows(arena.take<Operand>(tiles * tile_lanes * d_pitch)),
         dout(arena.take<Operand>(tiles * value_depth * tile_lanes)),
         dout_rows(arena.take<Operand>(tiles * tile_lanes * dv_pitch)),
         s(arena.take<Compute>(tile_keys * tile_lanes)),
         u(arena.take<Compute>(tile_keys * tile_lanes)),
-        z(arena.take<Compute>(Op::is_bf16 || keeps_scores ? tile_keys * tile_lanes : 0)),
-        slope(arena.take<Compute>(keeps_scores ? tile_keys * tile_lanes : 0)),
+        z(arena.take<Compute>(Op::is_bf16 || variant.has_score ? tile_keys * tile_lanes : 0)),
+        slope(arena.take<Compute>(variant.has_score ? tile_keys * tile_lanes : 0)),
         shift(arena.take<Compute>(tiles * tile_lanes)),
         delta(arena.take<Compute>(tiles * tile_lanes)),
         transposed_gradients(arena.take<Compute>(this->kernels.width * key_block)),
@@ -89,14 +88,19 @@ struct BackwardScratch : LaneScratch<Compute, Operand> {
         regular(arena.take<bool>(tiles * tile_lanes)),
         finite(arena.take<bool>(tiles)),
         queries_are_finite(arena.take<bool>(tiles * tile_lanes)),
-        sums_of_row(sums_count),
-        sums(arena.take<double>(tiles * tile_lanes * sums_count)) {
+        sums_of_row(1 + variant.parameters()),
+        sums(arena.take<double>(tiles * tile_lanes * sums_of_row)) {
     if constexpr (Op::is_bf16) {
       bf16 = {arena, tiles * tile_lanes, tile_lanes, d_pitch, dv_pitch, products.depth};
       this->widened_row = arena.take<Compute>(2 * d_pitch);
     }
   }
 
+  /// Returns the number of channels that the product of dout and v sums over.
+  static index_t value_depth_of(const Problem<Compute>& problem) {
+    const index_t unit = detail::kernels<PrefillKernels<Compute, Operand>>().depth;
+    return (problem.value_width() + unit - 1) / unit * unit;
+  }
   /// Returns the width rounded up to whole vectors of every target and whole passes of the products.
   index_t in_pitch(index_t width) const {
     const index_t unit = std::max<index_t>(16, products.pass);

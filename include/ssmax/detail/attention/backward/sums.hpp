@@ -16,6 +16,11 @@ inline index_t key_blocks(const BackwardSequence& sequence) {
   return (sequence.keys + backward_key_block - 1) / backward_key_block;
 }
 
+/// Returns the rows of all key blocks.
+inline index_t key_rows(const BackwardSequence& sequence) {
+  return key_blocks(sequence) * backward_key_block;
+}
+
 /// Returns whether K and V must be copied into rows of HeadSums. The kernels read K and V in place if neither is
 /// converted or rotated and all passes are full: keys and channels of K are multiples of kernels.pass.
 template <class Compute>
@@ -45,18 +50,16 @@ struct HeadSums {
         visible_words((key_blocks(sequence) + 31) / 32),
         visible_blocks(arena.take<std::uint32_t>(query_blocks(sequence) * visible_words)),
         blocks_are_finite(arena.take<bool>(key_blocks(sequence))),
-        keys_are_finite(arena.take<bool>(key_blocks(sequence) * backward_key_block)),
+        keys_are_finite(arena.take<bool>(key_rows(sequence))),
         dq(arena.take<Compute>(query_blocks(sequence) * memory.tiles * memory.tile_lanes * memory.d_pitch)),
-        dk(arena.take<Compute>(key_blocks(sequence) * backward_key_block * memory.d_pitch)),
-        dvalues(arena.take<Compute>(key_blocks(sequence) * backward_key_block * memory.dv_pitch)),
+        dk(arena.take<Compute>(key_rows(sequence) * memory.d_pitch)),
+        dvalues(arena.take<Compute>(key_rows(sequence) * memory.dv_pitch)),
         k_stride(Operands<Compute, Operand>::is_bf16 ? memory.depth : memory.d_pitch),
         v_stride(Operands<Compute, Operand>::is_bf16 ? memory.value_depth : memory.dv_pitch),
-        k(arena.take<Operand>(packs_keys(problem, sequence, memory.kernels)
-                                  ? key_blocks(sequence) * backward_key_block * k_stride
-                                  : 0)),
-        v(arena.take<Operand>(packs_keys(problem, sequence, memory.kernels)
-                                  ? key_blocks(sequence) * backward_key_block * v_stride
-                                  : 0)),
+        k(arena.take<Operand>(packs_keys(problem, sequence, memory.kernels) ? key_rows(sequence) * k_stride
+                                                                            : 0)),
+        v(arena.take<Operand>(packs_keys(problem, sequence, memory.kernels) ? key_rows(sequence) * v_stride
+                                                                            : 0)),
         panel(backward_key_block * memory.products.pass + 64 / static_cast<index_t>(sizeof(Operand))),
         panels(
             arena.take<Operand>(Operands<Compute, Operand>::is_bf16

@@ -326,8 +326,9 @@ class BackwardTask {
     std::fill_n(k, in_passes(count) * head_sums_.k_stride, Operand{});
     std::fill_n(v, in_passes(count) * head_sums_.v_stride, Operand{});
     const index_t key = sequence_.stored.begin + first;
-    loader_.load_keys(sequence_.shape, {batch_, kv_head_, {key, key + count}}, {k, head_sums_.k_stride},
-                      {v, head_sums_.v_stride});
+    const HeadKeys keys{batch_, kv_head_, {key, key + count}};
+    Op::load_keys(forward_, variant_, sequence_.shape, keys, memory_.widened_row, {k, head_sums_.k_stride});
+    Op::load_values(forward_.keys, keys, {v, head_sums_.v_stride});
   }
 
   /// Finds NaN and infinities in a block of K. The bf16 path also packs its panels, with 0 for NaN and infinities.
