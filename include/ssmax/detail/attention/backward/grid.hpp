@@ -23,7 +23,6 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The split of a call into tasks.
 struct BackwardCut {
   index_t threads;   // the largest number of threads with memory of their own
   index_t at_once;   // kv heads whose sums are in memory at the same time
@@ -45,7 +44,6 @@ struct BackwardCut {
   }
 };
 
-/// Returns whether a sequence has neither queries nor keys.
 inline bool is_empty(const BackwardSequence& sequence) { return sequence.rows + sequence.keys == 0; }
 
 /// A phase of a backward list while it runs. Operand is the type of the products' operands, see BackwardTask.

@@ -150,7 +150,6 @@ class BackwardLoader {
     return memory_.regular[i];
   }
 
-  /// Finds NaN and infinities in the rows of q and dout.
   void find_nonfinite_queries(index_t lanes) const {
     const auto are_finite = [&](const Operand* rows, index_t pitch, index_t row, index_t count) {
       return products_.all_finite(rows + row * pitch, 0, 1, count * pitch);

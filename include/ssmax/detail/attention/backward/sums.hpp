@@ -16,7 +16,6 @@ inline index_t key_blocks(const BackwardSequence& sequence) {
   return (sequence.keys + backward_key_block - 1) / backward_key_block;
 }
 
-/// Returns the rows of all key blocks.
 inline index_t key_rows(const BackwardSequence& sequence) {
   return key_blocks(sequence) * backward_key_block;
 }

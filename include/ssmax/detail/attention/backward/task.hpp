@@ -58,7 +58,6 @@ class BackwardTask {
     loaded_queries_ = -1;
   }
 
-  /// Computes the whole kv head.
   void attend_all() {
     const index_t queries = query_blocks(sequence_), keys = key_blocks(sequence_);
     for (index_t j = 0; j < keys; ++j) prepare_keys(j);

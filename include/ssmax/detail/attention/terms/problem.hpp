@@ -68,18 +68,14 @@ struct Problem {
   Caller caller{};
 
   SSMAX_INLINE bool has_rope() const { return rotation != Rotation::none; }
-  /// Returns whether the call rotates keys.
   SSMAX_INLINE bool rotates_keys() const { return rotation == Rotation::in_call; }
-  /// Returns the number of sequences.
   SSMAX_INLINE index_t sequences() const { return lengths.is_given() ? lengths.count() : q.extent(0); }
-  /// Returns the first head of q.
   SSMAX_INLINE index_t first_head() const { return q.first_head(); }
   /// Returns the row of a query in a state.
   SSMAX_INLINE index_t state_row(const Query& query) const { return query.index - first_query; }
   SSMAX_INLINE index_t width() const { return q.extent(3); }
   SSMAX_INLINE index_t value_width() const { return keys.shape().value_width; }
   SSMAX_INLINE index_t kv_heads() const { return keys.shape().kv_heads; }
-  /// Returns the number of query heads per kv head.
   SSMAX_INLINE index_t heads_per_kv_head() const {
     const index_t heads = q.extent(1), of_keys = kv_heads();
     return heads == of_keys && heads > 0 ? 1 : heads / std::max<index_t>(of_keys, 1);

@@ -98,7 +98,6 @@ class Scores {
     mask_keys(memory_, logits);
   }
 
-  /// Applies a pending multiplier.
   void apply_multiplier(Logits<Compute>& logits) const {
     if constexpr (Operands<Compute, Operand>::is_bf16) {
       if constexpr (is_backward) {

@@ -30,7 +30,6 @@ struct NeededKeys {
     }
   }
 
-  /// Returns whether a vector needs a key.
   bool any() const {
     return std::any_of(of, of + vectors, [](KeyRange keys) { return keys.size() > 0; });
   }

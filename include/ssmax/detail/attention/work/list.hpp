@@ -130,7 +130,6 @@ std::span<const PathWorks<Compute>> paths_of(const WorkList<Compute>& list, cons
   return {list.paths + phase.first, static_cast<std::size_t>(phase.count)};
 }
 
-/// Makes a list empty.
 template <class Compute>
 void clear(WorkList<Compute>& list) {
   list.listed = list.group_count = list.works_count = list.path_count = list.phase_count = 0;
@@ -138,14 +137,12 @@ void clear(WorkList<Compute>& list) {
   list.making_bytes = list.list_bytes = list.state_bytes = list.run_bytes = 0;
 }
 
-/// Returns the works of a path.
 template <class Compute>
 std::span<const Works> works_of(const WorkList<Compute>& list, const PathWorks<Compute>& path) {
   if (path.works_count == 1) return {&path.only, 1};
   return {list.works + path.works, static_cast<std::size_t>(path.works_count)};
 }
 
-/// Returns the works of a task.
 template <class Compute>
 const Works& works_of(const WorkList<Compute>& list, const PathWorks<Compute>& path, index_t task) {
   if (path.works_count == 1) return path.only;
@@ -176,6 +173,16 @@ void take_arrays(WorkList<Compute>& list, Arena& arena, index_t sequences) {
 template <class Compute>
 std::size_t bytes_of(const WorkList<Compute>& list) {
   return std::max(list.making_bytes, add_bytes(list.list_bytes, list.run_bytes));
+}
+
+/// Puts the works with the highest cost first, so that all lanes end at nearly the same time. Works of equal cost keep
+/// their order.
+inline void sort_by_cost(std::span<Works> works) {
+  const auto is_before = [](const Works& a, const Works& b) {
+    return a.cost != b.cost ? a.cost > b.cost : a.first < b.first;
+  };
+  if (!std::is_sorted(works.begin(), works.end(), is_before))
+    std::sort(works.begin(), works.end(), is_before);
 }
 
 /// Calls f(sequence) for the sequences of works whose keys are read: one of those that a task computes together.
