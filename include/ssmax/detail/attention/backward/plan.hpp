@@ -123,7 +123,7 @@ class BackwardListMaker {
       const index_t queries = query_blocks(sequence), keys = key_blocks(sequence),
                     heads = entries * kv_heads_;
       Arena sums;
-      HeadSums<Compute, Operand>(sums, problem_, sequence, scratch);
+      HeadSums<Compute, Operand>(sums, problem_, sequence, 0, scratch);
       PathWorks<Compute>& path = list_.paths[cut.whole_heads ? 1 : 0];
       path.only = works_of(sequence, entries, cut);
       ++path.works_count;

@@ -51,7 +51,8 @@ class BackwardTask {
       sums_in_place_ = keys_have_one_sum();
     }
     Arena arena(sums);
-    head_sums_ = HeadSums<Compute, Operand>(arena, problem_, sequence_, memory_);
+    head_sums_ = HeadSums<Compute, Operand>(arena, problem_, sequence_, kv_head, memory_);
+    if (sums_in_place_) head_sums_.dk.partials = head_sums_.dv.partials = nullptr;
     if (is_same && kv_head == kv_head_) return;
     batch_ = sequence;
     kv_head_ = kv_head;
@@ -92,7 +93,8 @@ class BackwardTask {
     std::fill_n(queries_sums(block), sums_in_use(block), Compute{0});
   }
 
-  /// Copies a key block into rows if necessary, finds NaN and infinities in K, and sets the partial sums to 0.
+  /// Copies a key block into rows if necessary, finds NaN and infinities in K, and sets the partial sums to 0 or, if
+  /// dk and dv hold sums of earlier queries, to these.
   void prepare_keys(index_t block) const {
     const index_t first = block * backward_key_block, count = keys_of(block);
     if (sequence_.rows > 0) {
@@ -100,9 +102,13 @@ class BackwardTask {
       find_nonfinite_keys(block);
     }
     if (problem_.stage.continues && sums_in_place_) return;
-    std::fill_n(dk_sums(first), in_passes(count) * memory_.d_pitch, Compute{0});
-    std::fill_n(dv_sums(first), in_passes(count) * memory_.dv_pitch, Compute{0});
-    if (problem_.stage.continues) load_key_sums(first, count);
+    for (const KeySums<Compute>* sums : {&head_sums_.dk, &head_sums_.dv}) {
+      Compute* const partial = sums->partial(first);
+      std::fill_n(partial, in_passes(count) * sums->pitch, Compute{0});
+      if (problem_.stage.continues)
+        gradient_kernels_.copy_rows(sums->whole(first), sums->stride(), count, sums->width, partial,
+                                    sums->pitch);
+    }
   }
 
   /// Adds the products of a query block and a key block to their gradients. After the last block of a partial sum
@@ -170,18 +176,16 @@ class BackwardTask {
     const Query query{batch_, kv_head_ * forward_.heads_per_kv_head(), 0, sequence_.shape};
     const index_t first = block * backward_key_block, d = forward_.width();
     for (index_t key = first; key < first + keys_of(block); ++key) {
-      Compute* dk = head_sums_.key_sums(problem_, sequence_, kv_head_, key);
+      Compute *dk = head_sums_.dk.whole(key), *dv = head_sums_.dv.whole(key);
       if (sequence_.rows == 0) {
         std::fill_n(dk, d, Compute{0});
-        std::fill_n(head_sums_.value_sums(problem_, sequence_, kv_head_, key), forward_.value_width(),
-                    Compute{0});
+        std::fill_n(dv, forward_.value_width(), Compute{0});
       }
       if (forward_.rotates_keys() && sequence_.rows > 0) {
         const index_t position =
             forward_.key_position + variant_.key_position(query, sequence_.stored.begin + key);
         rotate(forward_.rope, {dk, d}, {dk, d}, 1, d, position, true);
       }
-      Compute* dv = head_sums_.value_sums(problem_, sequence_, kv_head_, key);
       const index_t entry = sequence_.key_entry, row = sequence_.first_key_row + key;
       store(problem_.dk, problem_.old_dk, entry, kv_head_, row, dk);
       store(problem_.dv, problem_.old_dv, entry, kv_head_, row, dv);
@@ -296,26 +300,6 @@ class BackwardTask {
            forward_.value_width() == memory_.dv_pitch && problem_.dk.stride(2) == memory_.d_pitch &&
            problem_.dv.stride(2) == memory_.dv_pitch;
   }
-  /// Returns the partial sums of the keys from `first` on: [keys][d_pitch]. dv_sums returns [keys][dv_pitch].
-  Compute* dk_sums(index_t first) const {
-    return sums_in_place_ ? head_sums_.key_sums(problem_, sequence_, kv_head_, first)
-                          : head_sums_.dk + first * memory_.d_pitch;
-  }
-  Compute* dv_sums(index_t first) const {
-    return sums_in_place_ ? head_sums_.value_sums(problem_, sequence_, kv_head_, first)
-                          : head_sums_.dvalues + first * memory_.dv_pitch;
-  }
-
-  /// Loads the partial sums that dk and dv hold.
-  void load_key_sums(index_t first, index_t count) const {
-    const auto load = [&](const Compute* all, index_t stride, index_t columns, Compute* sums, index_t pitch) {
-      gradient_kernels_.copy_rows(all, stride, count, columns, sums, pitch);
-    };
-    load(head_sums_.key_sums(problem_, sequence_, kv_head_, first), head_sums_.key_stride(problem_.dk),
-         forward_.width(), dk_sums(first), memory_.d_pitch);
-    load(head_sums_.value_sums(problem_, sequence_, kv_head_, first), head_sums_.key_stride(problem_.dv),
-         forward_.value_width(), dv_sums(first), memory_.dv_pitch);
-  }
 
   /// Copies a key block into rows of K and V, padded with 0 to whole vectors and whole passes.
   void copy_keys(index_t block) const {
@@ -354,8 +338,8 @@ class BackwardTask {
                                      .v = {head_sums_.v + first * head_sums_.v_stride, head_sums_.v_stride},
                                      .panels = panels_of(block),
                                      .panel_stride = head_sums_.panel,
-                                     .dk = dk_sums(first),
-                                     .dv = dv_sums(first),
+                                     .dk = head_sums_.dk.partial(first),
+                                     .dv = head_sums_.dv.partial(first),
                                      .finite = head_sums_.blocks_are_finite[block],
                                      .are_finite = head_sums_.keys_are_finite + first};
     if (packs_keys(problem_, sequence_, kernels_)) return keys;
@@ -428,14 +412,11 @@ class BackwardTask {
   void add_keys(index_t block, bool is_first, bool is_last) const {
     const index_t first = block * backward_key_block, count = keys_of(block);
     const auto add_rows = is_first ? gradient_kernels_.copy_rows : gradient_kernels_.add_rows;
-    const auto add = [&](Compute* sums, index_t pitch, index_t columns, Compute* all, index_t stride) {
-      add_rows(sums + first * pitch, pitch, count, columns, all, stride);
-      if (!is_last) std::fill_n(sums + first * pitch, count * pitch, Compute{0});
-    };
-    add(head_sums_.dk, memory_.d_pitch, forward_.width(),
-        head_sums_.key_sums(problem_, sequence_, kv_head_, first), head_sums_.key_stride(problem_.dk));
-    add(head_sums_.dvalues, memory_.dv_pitch, forward_.value_width(),
-        head_sums_.value_sums(problem_, sequence_, kv_head_, first), head_sums_.key_stride(problem_.dv));
+    for (const KeySums<Compute>* sums : {&head_sums_.dk, &head_sums_.dv}) {
+      Compute* const partial = sums->partial(first);
+      add_rows(partial, sums->pitch, count, sums->width, sums->whole(first), sums->stride());
+      if (!is_last) std::fill_n(partial, count * sums->pitch, Compute{0});
+    }
   }
 
   const BackwardProblem<Compute>& problem_;
