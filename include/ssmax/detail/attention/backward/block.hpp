@@ -21,7 +21,6 @@
 
 #include "../terms/gradient_variant.hpp"
 #include "../tile/scores.hpp"
-#include "finite_rows.hpp"
 #include "irregular.hpp"
 #include "scratch.hpp"
 

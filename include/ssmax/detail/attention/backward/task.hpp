@@ -33,9 +33,7 @@ class BackwardTask {
       : problem_(problem),
         forward_(problem.forward),
         variant_(variant),
-        kernels_(memory.kernels),
         gradient_kernels_(detail::kernels<PrefillBackwardKernels<Compute>>()),
-        products_(memory.products),
         memory_(memory),
         loader_(problem, variant, memory),
         multipliers_(problem.forward.scale, variant),
@@ -98,7 +96,7 @@ class BackwardTask {
   void prepare_keys(index_t block) const {
     const index_t first = block * backward_key_block, count = keys_of(block);
     if (sequence_.rows > 0) {
-      if (packs_keys(problem_, sequence_, kernels_)) copy_keys(block);
+      if (packs_keys(problem_, sequence_, memory_.kernels)) copy_keys(block);
       find_nonfinite_keys(block);
     }
     if (problem_.stage.continues && sums_in_place_) return;
@@ -206,7 +204,7 @@ class BackwardTask {
     return (queries + memory_.tile_lanes - 1) / memory_.tile_lanes * memory_.tile_lanes;
   }
   index_t in_passes(index_t keys) const {
-    return (keys + products_.pass - 1) / products_.pass * products_.pass;
+    return (keys + memory_.products.pass - 1) / memory_.products.pass * memory_.products.pass;
   }
   index_t keys_of(index_t block) const {
     return std::min(backward_key_block, sequence_.keys - block * backward_key_block);
@@ -296,7 +294,7 @@ class BackwardTask {
   /// Returns whether each key has one partial sum and the results have the layout of the partial sums.
   bool keys_have_one_sum() const {
     return problem_.stores_sums() && query_blocks(sequence_) <= blocks_per_sum &&
-           sequence_.keys % kernels_.pass == 0 && forward_.width() == memory_.d_pitch &&
+           sequence_.keys % memory_.kernels.pass == 0 && forward_.width() == memory_.d_pitch &&
            forward_.value_width() == memory_.dv_pitch && problem_.dk.stride(2) == memory_.d_pitch &&
            problem_.dv.stride(2) == memory_.dv_pitch;
   }
@@ -319,10 +317,10 @@ class BackwardTask {
     const index_t first = block * backward_key_block, count = keys_of(block), d = forward_.width();
     bool& finite = head_sums_.blocks_are_finite[block] = true;
     const BlockKeys<Compute, Operand> keys = block_keys(block);
-    finite = keys.k.stride == d ? products_.all_finite(keys.k.first, 0, 1, count * d)
-                                : products_.all_finite(keys.k.first, keys.k.stride, count, d);
+    finite = keys.k.stride == d ? memory_.products.all_finite(keys.k.first, 0, 1, count * d)
+                                : memory_.products.all_finite(keys.k.first, keys.k.stride, count, d);
     for (index_t i = 0; !finite && i < backward_key_block; ++i) {
-      head_sums_.keys_are_finite[first + i] = i >= count || products_.all_finite(keys.k[i], 0, 1, d);
+      head_sums_.keys_are_finite[first + i] = i >= count || memory_.products.all_finite(keys.k[i], 0, 1, d);
     }
     if constexpr (Op::is_bf16) {
       loader_.pack_panels(keys.k, count, finite, panels_of(block), head_sums_.panel);
@@ -342,14 +340,14 @@ class BackwardTask {
                                      .dv = head_sums_.dv.partial(first),
                                      .finite = head_sums_.blocks_are_finite[block],
                                      .are_finite = head_sums_.keys_are_finite + first};
-    if (packs_keys(problem_, sequence_, kernels_)) return keys;
+    if (packs_keys(problem_, sequence_, memory_.kernels)) return keys;
     const AnyKeyRun run = forward_.keys.run(batch_, kv_head_, key);
     keys.k = {static_cast<const Operand*>(run.k), run.k_stride};
     keys.v = {static_cast<const Operand*>(run.v), run.v_stride};
     return keys;
   }
   Operand* panels_of(index_t block) const {
-    return head_sums_.panels + block * (memory_.d_pitch / products_.pass) * head_sums_.panel;
+    return head_sums_.panels + block * (memory_.d_pitch / memory_.products.pass) * head_sums_.panel;
   }
 
   /// Loads queries and dout of a block, unless the last call loaded the same block.
@@ -377,13 +375,13 @@ class BackwardTask {
     Compute* block_sums = queries_sums(block);
     const auto add_row = is_first ? gradient_kernels_.copy_rows : gradient_kernels_.add_rows;
     QueryCursor cursor(forward_, sequence_, kv_head_, first);
-    for (index_t i = 0; i < count; i += kernels_.width) {
+    for (index_t i = 0; i < count; i += memory_.kernels.width) {
       const Compute* dq = block_sums + i / tile_lanes * memory_.d_pitch * tile_lanes + i % tile_lanes;
-      const index_t lanes = std::min(kernels_.width, count - i);
-      for (index_t c = 0; c < d; c += kernels_.width) {
-        const index_t channels = std::min(kernels_.width, d - c);
+      const index_t lanes = std::min(memory_.kernels.width, count - i);
+      for (index_t c = 0; c < d; c += memory_.kernels.width) {
+        const index_t channels = std::min(memory_.kernels.width, d - c);
         for (index_t r = 0; r < channels; ++r) memory_.in[r] = dq + (c + r) * tile_lanes;
-        kernels_.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
+        memory_.kernels.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
       }
       for (index_t lane = 0; lane < lanes; ++lane, cursor.next()) {
         add_row(memory_.staged + lane * memory_.pitch, 0, 1, d,
@@ -422,9 +420,7 @@ class BackwardTask {
   const BackwardProblem<Compute>& problem_;
   const Problem<Compute>& forward_;
   const GradientVariant<Compute>& variant_;
-  const PrefillKernels<Compute>& kernels_;
   const PrefillBackwardKernels<Compute>& gradient_kernels_;
-  const PrefillKernels<Compute, Operand>& products_;
   const Memory& memory_;
   const BackwardLoader<Compute, Operand> loader_;
   const Multipliers multipliers_;

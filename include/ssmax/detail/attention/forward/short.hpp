@@ -83,7 +83,11 @@ class ShortTask {
     }
     // After NaN and infinities were replaced by 0 in V, every later tile must add them.
     const bool has_nonfinite = finite_ == Finite::no || (masks && !values_are_finite());
-    for (index_t i = 0; i < count_; ++i) memory_.out[i] = place_result(i);
+    for (index_t i = 0; i < count_; ++i) {
+      const QueryRow& seen = memory_.rows[i];
+      memory_.out[i] = place_result(result_, seen, problem_.state_row(seen.query), memory_.shift[i],
+                                    memory_.sum[i], memory_.wide + i * memory_.v_pitch, memory_.factor[i]);
+    }
     for (index_t v = 0; v < needed.vectors; ++v) {
       const index_t lane = v * width, from = needed.of[v].begin;
       weigh_values_(memory_.s + from * memory_.tile_lanes + lane, std::min(width, count_ - lane),
@@ -154,13 +158,6 @@ class ShortTask {
     Logits<Compute> logits{.s = s, .keys = keys, .rows = memory_.rows + lane, .length = length_};
     scores_.form(logits, hull);
     update_states(scores_, kernels_, memory_, logits, state, s);
-  }
-
-  /// Normalizes the query in lane i. Returns where its row is written in Compute.
-  Compute* place_result(index_t i) const {
-    const QueryRow& seen = memory_.rows[i];
-    return detail::place_result(result_, seen, problem_.state_row(seen.query), memory_.shift[i],
-                                memory_.sum[i], memory_.wide + i * memory_.v_pitch, memory_.factor[i]);
   }
 
   /// Returns whether V is free of NaN and infinities. If V is not, points v_ at a copy with 0 in their place.
