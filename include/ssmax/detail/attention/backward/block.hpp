@@ -48,7 +48,6 @@ class BackwardBlock {
   BackwardBlock(const GradientVariant<Compute>& variant, const BackwardScratch<Compute, Operand>& memory,
                 index_t d, index_t dv, double scale, bool sums_dc)
       : variant_(variant),
-        products_(memory.products),
         gradient_kernels_(detail::kernels<GradientKernels>()),
         memory_(memory),
         scores_(variant, scale, memory.products, memory),
@@ -59,7 +58,7 @@ class BackwardBlock {
 
   /// Adds the products of the loaded queries and the keys to dq [tiles][d_pitch][tile_lanes], dk and dv.
   void attend(const BlockKeys<Compute, Operand>& keys, index_t queries, Compute* dq) const {
-    const AcquiredProducts acquired(products_);
+    const AcquiredProducts acquired(memory_.products);
     const index_t tile_lanes = memory_.tile_lanes, tiles = (queries + tile_lanes - 1) / tile_lanes;
     if constexpr (Op::adds_tiles_together) clear({tiles * tile_lanes, memory_.bf16.lanes}, {0, tile_keys});
     for (index_t at = 0; at < keys.range.size(); at += tile_keys) {
@@ -85,11 +84,11 @@ class BackwardBlock {
   /// of the keys is visible to a query.
   bool attend_tile(const BlockKeys<Compute, Operand>& block, index_t tile, index_t queries, index_t at,
                    Compute* dq) const {
-    const index_t tile_lanes = memory_.tile_lanes, width = products_.width, first = tile * tile_lanes;
+    const index_t tile_lanes = memory_.tile_lanes, width = memory_.products.width, first = tile * tile_lanes;
     const KeyRange keys{block.range.begin + at,
                         std::min(block.range.begin + at + tile_keys, block.range.end)};
     const Hull* hulls = hulls_of<Compute>(variant_, memory_, tile, queries - first, keys);
-    const NeededKeys needed(hulls, queries - first, width, keys, products_.pass);
+    const NeededKeys needed(hulls, queries - first, width, keys, memory_.products.pass);
     if (!needed.any()) return false;
     if constexpr (Op::adds_tiles_together) clear_unneeded(needed, first);
     // 1. Multiply q·kᵀ and dout·vᵀ.
@@ -130,7 +129,7 @@ class BackwardBlock {
                            .length = block.length,
                            .z = memory_.z + tile,
                            .slope = memory_.slope + tile};
-    const bool regular = std::all_of(memory_.regular + lane, memory_.regular + lane + products_.width,
+    const bool regular = std::all_of(memory_.regular + lane, memory_.regular + lane + memory_.products.width,
                                      [](bool r) { return r; });
     double* sums = memory_.sums + lane * stride;
     if constexpr (Op::is_bf16) {
@@ -190,8 +189,8 @@ class BackwardBlock {
   /// Adds the products of the keys `part` to dq of some lanes of a tile.
   void add_keys(const BlockKeys<Compute, Operand>& block, index_t first, KeyRange lanes, KeyRange part,
                 index_t at, Compute* dq) const {
-    const index_t tile_lanes = memory_.tile_lanes, rows = products_.pass;
-    const auto accumulate = products_.accumulate[lanes.size() / products_.width - 1];
+    const index_t tile_lanes = memory_.tile_lanes, rows = memory_.products.pass;
+    const auto accumulate = memory_.products.accumulate[lanes.size() / memory_.products.width - 1];
     Compute* sums = dq + lanes.begin;
     if constexpr (Op::is_bf16) {
       accumulate({block.panels + (at + part.begin) * rows, rows, block.panel_stride, memory_.d_pitch / rows},
@@ -232,7 +231,7 @@ class BackwardBlock {
             sums_dc_ ? memory_.lane.dc : nullptr};
   }
   void add_dc(const Compute* dc, double* sums) const {
-    for (index_t i = 0; dc != nullptr && i < products_.width; ++i) {
+    for (index_t i = 0; dc != nullptr && i < memory_.products.width; ++i) {
       sums[i * memory_.sums_of_row] += scale_ * static_cast<double>(dc[i]);
     }
   }
@@ -249,7 +248,7 @@ class BackwardBlock {
   /// Sets weights and gradients to 0 for the keys that a vector of a tile does not need.
   void clear_unneeded(const NeededKeys& needed, index_t first) const {
     for (index_t v = 0; v < tile_vectors; ++v) {
-      const KeyRange lanes{first + v * products_.width, first + (v + 1) * products_.width},
+      const KeyRange lanes{first + v * memory_.products.width, first + (v + 1) * memory_.products.width},
           part = v < needed.vectors ? needed.of[v] : KeyRange{};
       clear(lanes, {0, part.size() > 0 ? part.begin : tile_keys});
       if (part.size() > 0) clear(lanes, {part.end, tile_keys});
@@ -268,14 +267,14 @@ class BackwardBlock {
     }
   }
   index_t in_depths(index_t lanes) const {
-    return (lanes + products_.depth - 1) / products_.depth * products_.depth;
+    return (lanes + memory_.products.depth - 1) / memory_.products.depth * memory_.products.depth;
   }
 
   /// Adds the products of the given lanes to dv and dk of the keys from row `at` of the block on.
   void add_lanes(const BlockKeys<Compute, Operand>& block, KeyRange lanes, index_t at) const {
     const auto& bf16 = memory_.bf16;
     const index_t keys = std::min(tile_keys, block.range.size() - at), first = lanes.begin,
-                  passes = (keys + products_.pass - 1) / products_.pass * products_.pass,
+                  passes = (keys + memory_.products.pass - 1) / memory_.products.pass * memory_.products.pass,
                   depth = in_depths(lanes.size());
     Compute *dk = block.dk + at * memory_.d_pitch, *dv = block.dv + at * memory_.dv_pitch;
     gradient_kernels_.add_product(bf16.weights + first, bf16.lanes, depth, passes,
@@ -292,7 +291,6 @@ class BackwardBlock {
   }
 
   const GradientVariant<Compute>& variant_;
-  const PrefillKernels<Compute, Operand>& products_;
   const GradientKernels& gradient_kernels_;
   const BackwardScratch<Compute, Operand>& memory_;
   const Scores<Compute, Operand, GradientVariant<Compute>> scores_;

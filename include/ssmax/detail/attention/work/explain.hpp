@@ -20,9 +20,6 @@ inline bool traces_calls() {
   return traces;
 }
 
-/// Returns false in most calls.
-inline bool is_explained(const Caller& caller) { return caller.explanation != nullptr || traces_calls(); }
-
 inline void print(const Explanation& e) {
   char line[max_of_a_line];
   write_line(e, line);

@@ -21,7 +21,7 @@ class ListMaker {
         variant_(variant),
         result_(result),
         threads_(threads),
-        explains_(is_explained(problem.caller)) {}
+        explains_(problem.caller.explanation != nullptr || traces_calls()) {}
 
   /// Takes memory for the arrays of the list from the workspace.
   void make(Workspace& workspace) {
@@ -158,7 +158,7 @@ class ListMaker {
   const Variant<Compute>& variant_;
   const Result<Compute>& result_;
   const index_t threads_;
-  const bool explains_;
+  const bool explains_;  // false in most calls
 };
 
 SSMAX_END
