@@ -59,8 +59,8 @@ class BackwardBlock {
   /// Adds the products of the loaded queries and the keys to dq [tiles][d_pitch][tile_lanes], dk and dv.
   void attend(const BlockKeys<Compute, Operand>& keys, index_t queries, Compute* dq) const {
     const AcquiredProducts acquired(memory_.products);
-    const index_t tile_lanes = memory_.tile_lanes, tiles = (queries + tile_lanes - 1) / tile_lanes;
-    if constexpr (Op::adds_tiles_together) clear({tiles * tile_lanes, memory_.bf16.lanes}, {0, tile_keys});
+    const index_t tile_lanes = memory_.tile_lanes, tiles = ceil_div(queries, tile_lanes);
+    if constexpr (Op::is_bf16) clear({tiles * tile_lanes, memory_.bf16.lanes}, {0, tile_keys});
     for (index_t at = 0; at < keys.range.size(); at += tile_keys) {
       KeyRange lanes{};  // neighbouring tiles to which some of the keys are visible
       for (index_t tile = 0; tile < tiles; ++tile) {
@@ -90,7 +90,7 @@ class BackwardBlock {
     const Hull* hulls = hulls_of<Compute>(variant_, memory_, tile, queries - first, keys);
     const NeededKeys needed(hulls, queries - first, width, keys, memory_.products.pass);
     if (!needed.any()) return false;
-    if constexpr (Op::adds_tiles_together) clear_unneeded(needed, first);
+    if constexpr (Op::is_bf16) clear_unneeded(needed, first);
     // 1. Multiply q·kᵀ and dout·vᵀ.
     scores_.multiply(needed, tile_keys, {block.k[at], block.k.stride}, memory_.depth,
                      memory_.q + first * memory_.depth, Op::is_bf16 ? memory_.z : memory_.s);
@@ -104,7 +104,7 @@ class BackwardBlock {
     // 3. Add the products of weights and gradients.
     needed.for_each_rectangle(tile_keys, [&](index_t vectors, index_t v, KeyRange part) {
       const KeyRange lanes{v * width, (v + vectors) * width};
-      if constexpr (!Op::adds_tiles_together) {
+      if constexpr (!Op::is_bf16) {
         for_each_finite_run(
             {lanes.begin, std::min(lanes.end, queries - first)}, memory_.queries_are_finite + first,
             memory_.finite[tile], [&](KeyRange run) { add_lanes(block, first, run, part, at); },
@@ -202,7 +202,7 @@ class BackwardBlock {
                                lanes.size(), block.k[at + key], d_, {sums, 1}, tile_lanes);
       }
     } else {
-      const index_t panels = (d_ + rows - 1) / rows;
+      const index_t panels = ceil_div(d_, rows);
       for_each_finite_run(
           part, block.are_finite + at, block.finite,
           [&](KeyRange run) {
@@ -255,38 +255,30 @@ class BackwardBlock {
     }
   }
 
-  /// Adds the sums over the lanes of neighbouring tiles to dk and dv. Has no effect unless tiles are added together.
+  /// Adds the sums over the lanes of neighbouring tiles to dv and dk of the keys from row `at` of the block on. Has no
+  /// effect in float and double, which add tile by tile.
   void add_tiles([[maybe_unused]] const BlockKeys<Compute, Operand>& block, [[maybe_unused]] KeyRange lanes,
                  [[maybe_unused]] index_t tiles, [[maybe_unused]] index_t at) const {
-    if constexpr (Op::adds_tiles_together) {
+    if constexpr (Op::is_bf16) {
       if (lanes.size() == 0) return;
       // A product sums over whole depths. Lanes past the last tile stay 0.
-      const index_t depth_end = lanes.begin + in_depths(lanes.size());
-      clear({lanes.end, std::min(depth_end, tiles * memory_.tile_lanes)}, {0, tile_keys});
-      add_lanes(block, lanes, at);
-    }
-  }
-  index_t in_depths(index_t lanes) const {
-    return (lanes + memory_.products.depth - 1) / memory_.products.depth * memory_.products.depth;
-  }
-
-  /// Adds the products of the given lanes to dv and dk of the keys from row `at` of the block on.
-  void add_lanes(const BlockKeys<Compute, Operand>& block, KeyRange lanes, index_t at) const {
-    const auto& bf16 = memory_.bf16;
-    const index_t keys = std::min(tile_keys, block.range.size() - at), first = lanes.begin,
-                  passes = (keys + memory_.products.pass - 1) / memory_.products.pass * memory_.products.pass,
-                  depth = in_depths(lanes.size());
-    Compute *dk = block.dk + at * memory_.d_pitch, *dv = block.dv + at * memory_.dv_pitch;
-    gradient_kernels_.add_product(bf16.weights + first, bf16.lanes, depth, passes,
-                                  bf16.dout_pairs + first * memory_.dv_pitch, memory_.dv_pitch, dv);
-    gradient_kernels_.add_product(bf16.gradients + first, bf16.lanes, depth, passes,
-                                  bf16.q_pairs + first * memory_.d_pitch, memory_.d_pitch, dk);
-    for (index_t lane = lanes.begin; lane < lanes.end; ++lane) {
-      if (memory_.finite[lane / memory_.tile_lanes] || memory_.queries_are_finite[lane]) continue;
-      add_nonfinite<Compute>({bf16.weights + lane, bf16.lanes}, keys,
-                             memory_.dout_rows + lane * memory_.dv_pitch, dv_, {dv, memory_.dv_pitch}, 1);
-      add_nonfinite<Compute>({bf16.gradients + lane, bf16.lanes}, keys,
-                             memory_.q_rows + lane * memory_.d_pitch, d_, {dk, memory_.d_pitch}, 1);
+      const index_t depth = round_up(lanes.size(), memory_.products.depth), first = lanes.begin;
+      clear({lanes.end, std::min(first + depth, tiles * memory_.tile_lanes)}, {0, tile_keys});
+      const auto& bf16 = memory_.bf16;
+      const index_t keys = std::min(tile_keys, block.range.size() - at),
+                    passes = round_up(keys, memory_.products.pass);
+      Compute *dk = block.dk + at * memory_.d_pitch, *dv = block.dv + at * memory_.dv_pitch;
+      gradient_kernels_.add_product(bf16.weights + first, bf16.lanes, depth, passes,
+                                    bf16.dout_pairs + first * memory_.dv_pitch, memory_.dv_pitch, dv);
+      gradient_kernels_.add_product(bf16.gradients + first, bf16.lanes, depth, passes,
+                                    bf16.q_pairs + first * memory_.d_pitch, memory_.d_pitch, dk);
+      for (index_t lane = lanes.begin; lane < lanes.end; ++lane) {
+        if (memory_.finite[lane / memory_.tile_lanes] || memory_.queries_are_finite[lane]) continue;
+        add_nonfinite<Compute>({bf16.weights + lane, bf16.lanes}, keys,
+                               memory_.dout_rows + lane * memory_.dv_pitch, dv_, {dv, memory_.dv_pitch}, 1);
+        add_nonfinite<Compute>({bf16.gradients + lane, bf16.lanes}, keys,
+                               memory_.q_rows + lane * memory_.d_pitch, d_, {dk, memory_.d_pitch}, 1);
+      }
     }
   }
 

@@ -30,7 +30,7 @@ struct BackwardCut {
 
   BackwardCut(index_t heads, index_t query_blocks, index_t key_blocks, Sharing sharing, index_t max_threads)
       : threads(sharing == Sharing::any ? 1 : max_threads) {
-    const index_t rounds = (heads + threads - 1) / threads;
+    const index_t rounds = ceil_div(heads, threads);
     const bool balanced = heads >= 9 * (rounds * threads - heads);  // at most a tenth of the threads idle
     whole_heads = threads == 1 || (balanced && sharing == Sharing::one_head);
     const index_t diagonals = std::max<index_t>(1, query_blocks + key_blocks - 1);
@@ -40,7 +40,7 @@ struct BackwardCut {
     const auto pairs = std::max<index_t>(1, static_cast<index_t>(all_pairs / static_cast<double>(diagonals)));
     at_once = whole_heads                 ? std::min(threads, heads)
               : sharing == Sharing::heads ? 1
-                                          : std::min(heads, (8 * threads + pairs - 1) / pairs);
+                                          : std::min(heads, ceil_div(8 * threads, pairs));
   }
 };
 

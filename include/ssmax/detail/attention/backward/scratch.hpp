@@ -98,14 +98,10 @@ struct BackwardScratch : LaneScratch<Compute, Operand> {
 
   /// Returns the number of channels that the product of dout and v sums over.
   static index_t value_depth_of(const Problem<Compute>& problem) {
-    const index_t unit = detail::kernels<PrefillKernels<Compute, Operand>>().depth;
-    return (problem.value_width() + unit - 1) / unit * unit;
+    return round_up(problem.value_width(), detail::kernels<PrefillKernels<Compute, Operand>>().depth);
   }
   /// Returns the width rounded up to whole vectors of every target and whole passes of the products.
-  index_t in_pitch(index_t width) const {
-    const index_t unit = std::max<index_t>(16, products.pass);
-    return (width + unit - 1) / unit * unit;
-  }
+  index_t in_pitch(index_t width) const { return round_up(width, std::max<index_t>(16, products.pass)); }
 
   const PrefillKernels<Compute, Operand>& products;
   index_t value_depth;

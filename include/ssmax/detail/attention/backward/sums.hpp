@@ -9,11 +9,9 @@
 
 SSMAX_BEGIN_DETAIL
 
-inline index_t query_blocks(const BackwardSequence& sequence) {
-  return (sequence.rows + query_block - 1) / query_block;
-}
+inline index_t query_blocks(const BackwardSequence& sequence) { return ceil_div(sequence.rows, query_block); }
 inline index_t key_blocks(const BackwardSequence& sequence) {
-  return (sequence.keys + backward_key_block - 1) / backward_key_block;
+  return ceil_div(sequence.keys, backward_key_block);
 }
 
 inline index_t key_rows(const BackwardSequence& sequence) {
@@ -63,7 +61,7 @@ struct HeadSums {
       : has_arrays(!problem.stores_sums()),
         facts(arena.take<QueryFacts<Compute>>(sequence.rows)),
         seen(arena.take<KeyRange>(query_blocks(sequence))),
-        visible_words((key_blocks(sequence) + 31) / 32),
+        visible_words(ceil_div(key_blocks(sequence), 32)),
         visible_blocks(arena.take<std::uint32_t>(query_blocks(sequence) * visible_words)),
         blocks_are_finite(arena.take<bool>(key_blocks(sequence))),
         keys_are_finite(arena.take<bool>(key_rows(sequence))),

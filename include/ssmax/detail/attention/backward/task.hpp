@@ -200,12 +200,8 @@ class BackwardTask {
   index_t queries_of(index_t block) const {
     return std::min(query_block, sequence_.rows - block * query_block);
   }
-  index_t in_tiles(index_t queries) const {
-    return (queries + memory_.tile_lanes - 1) / memory_.tile_lanes * memory_.tile_lanes;
-  }
-  index_t in_passes(index_t keys) const {
-    return (keys + memory_.products.pass - 1) / memory_.products.pass * memory_.products.pass;
-  }
+  index_t in_tiles(index_t queries) const { return round_up(queries, memory_.tile_lanes); }
+  index_t in_passes(index_t keys) const { return round_up(keys, memory_.products.pass); }
   index_t keys_of(index_t block) const {
     return std::min(backward_key_block, sequence_.keys - block * backward_key_block);
   }

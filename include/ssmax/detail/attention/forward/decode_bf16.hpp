@@ -30,7 +30,7 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
   DecodeBf16Scratch(Arena& arena, index_t queries, const Problem<Compute>& problem)
       : Base(arena, queries, problem, logit_parts(problem) * part_width(problem.width())),
         parts(logit_parts(problem)),
-        pitch((problem.value_width() + 31) / 32 * 32),
+        pitch(round_up(problem.value_width(), 32)),
         layout{.rows = tile_lanes, .channels = pitch},
         k(arena.take<Operand>(block_keys * part_width(problem.width()))),
         dequantized_k(problem.keys.k_kind() == ElementKind::quantized
@@ -228,7 +228,7 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
     }
     if (keys.size() <= 0) return;
     const index_t begin = keys.begin / packed_keys * packed_keys,
-                  packed = (keys.end - begin + packed_keys - 1) / packed_keys * packed_keys;
+                  packed = round_up(keys.end - begin, packed_keys);
     const index_t first_read = std::max(seen.begin, block.begin + begin);
     find_rows(block, {first_read, std::max(first_read, std::min(seen.end, block.begin + begin + packed))});
     // 1. Compute the logits, and replace them by weights.
@@ -265,7 +265,7 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
                                       const SoftmaxState<Compute>& state, bool& rescales) {
     if (kernels_.weights == nullptr || !takes_vectors_at_once(scores_, needed)) return false;
     // The kernel computes 32 keys at once.
-    const index_t end = keys.begin + (keys.size() + 31) / 32 * 32;
+    const index_t end = keys.begin + round_up(keys.size(), 32);
     const KeyRange seen = needed.of[0];
     if (seen.begin > keys.begin || seen.end < end) {
       for (index_t r = 0; r < memory_.products.width; ++r) {

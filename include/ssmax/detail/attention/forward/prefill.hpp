@@ -84,7 +84,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   /// Loads the queries of the task (ForwardTask::select). Returns the hull of their visible keys.
   KeyRange prepare(std::span<const Sequence> sequences, index_t kv_head, index_t first, index_t count) {
     hull_ = this->load_rows(sequences, kv_head, first, count, scores_.multipliers);
-    tiles_ = (count + memory_.tile_lanes - 1) / memory_.tile_lanes;
+    tiles_ = ceil_div(count, memory_.tile_lanes);
     finds_rows_ =
         tiles_ == 1 && has_short_runs(problem_.keys, batch_, kv_head, hull_.any, memory_.block_keys);
     keys_ahead_ = tiles_ == 1 && !finds_rows_ ? 2 * keys_to_prefetch(problem_, rows_, hull_.any, 1) : 0;
@@ -230,7 +230,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   void load_held_keys(index_t first, KeyRange keys) {
     const index_t depth = memory_.depth, block_keys = memory_.block_keys;
     const index_t at = keys.begin - first, begin = at / block_keys * block_keys,
-                  end = (at + keys.size() + block_keys - 1) / block_keys * block_keys;
+                  end = round_up(at + keys.size(), block_keys);
     const ValuePanels<Operand> v{memory_.v, kernels_.pass, memory_.panel, panels()};
     held_ = {first, first, {memory_.k, depth}, v, true};
     if (!point_at_rows_of_k(keys)) {

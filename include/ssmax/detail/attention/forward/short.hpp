@@ -27,7 +27,7 @@ struct ShortScratch : LaneScratch<Compute> {
   ShortScratch(Arena& arena, index_t d, index_t dv)
       : LaneScratch<Compute>(arena, tile_size(), d, dv, d),
         k(arena.take<Compute>(key_block * d)),
-        v_pitch((dv + 15) / 16 * 16),
+        v_pitch(round_up(dv, 16)),
         v(arena.take<Compute>(key_block * v_pitch)),
         s(arena.take<Compute>(key_block * tile_lanes)),
         shift(arena.take<Compute>(tile_lanes)),
@@ -68,7 +68,7 @@ class ShortTask {
     if (sequence.batch != sequence_.batch || kv_head != kv_head_) enter(sequence, kv_head);
     // The tiles of a head differ by at most one vector: two vectors and two, not three and one.
     const index_t width = kernels_.width, rows = sequence.queries * problem_.heads_per_kv_head(),
-                  vectors = (rows + width - 1) / width;
+                  vectors = ceil_div(rows, width);
     const index_t first = tile * vectors / tiles * width;
     count_ = std::min((tile + 1) * vectors / tiles * width, rows) - first;
     load_tile(first);
@@ -121,7 +121,7 @@ class ShortTask {
       if (v_in_place) v_ = {static_cast<const Compute*>(run.v), run.v_stride};
     }
     if (!k_in_place) {
-      const index_t passes = (length_ + kernels_.pass - 1) / kernels_.pass * kernels_.pass;
+      const index_t passes = round_up(length_, kernels_.pass);
       std::fill_n(memory_.k, sequence_.stored.begin * d, Compute{0});
       load_keys(problem_, variant_, sequence_.shape, {sequence_.batch, kv_head_, sequence_.stored},
                 {memory_.k + sequence_.stored.begin * d, d});

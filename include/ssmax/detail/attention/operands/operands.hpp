@@ -24,7 +24,6 @@ template <class Compute, class Operand>
 struct Operands {
   static constexpr bool is_bf16 = !std::same_as<Compute, Operand>;
   static constexpr index_t tuple = tuple_size<Compute, Operand>;
-  static constexpr bool adds_tiles_together = is_bf16;  // applies to dk and dv
 
   /// Returns the number of keys of a key block. On the bf16 path, 64 keys of width 64 and the operands of their
   /// products fit a first-level cache of 48 KiB. For wider heads, 128 keys share one rescaling.

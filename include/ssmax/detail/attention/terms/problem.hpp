@@ -124,6 +124,11 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
+/// Returns n / unit, rounded up.
+SSMAX_INLINE constexpr index_t ceil_div(index_t n, index_t unit) { return (n + unit - 1) / unit; }
+/// Returns the smallest multiple of `unit` that is at least n.
+SSMAX_INLINE constexpr index_t round_up(index_t n, index_t unit) { return ceil_div(n, unit) * unit; }
+
 /// Returns a sequence of a call, without its path.
 template <class Compute>
 Sequence sequence_of(const Problem<Compute>& problem, index_t batch) {

@@ -35,7 +35,7 @@ struct LaneScratch : TileScratch<Compute> {
   LaneScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_depth)
       : TileScratch<Compute>(take_tile_scratch(arena, detail::kernels<PrefillKernels<Compute>>())),
         depth(a_depth),
-        tiles((queries + tile_lanes - 1) / tile_lanes),
+        tiles(ceil_div(queries, tile_lanes)),
         rows(arena.take<QueryRow>(tiles * tile_lanes)),
         hulls(arena.take<Hull>(tiles * tile_vectors)),
         block_hulls(arena.take<Hull>(tiles * tile_vectors)),
@@ -43,7 +43,7 @@ struct LaneScratch : TileScratch<Compute> {
         visible_blocks(arena.take<std::uint32_t>(tiles)),
         masked_keys(arena.take<KeyRange>(tiles)),
         q(arena.take<Operand>(tiles * depth * tile_lanes)),
-        pitch((std::max({d, dv, depth / tuple_size<Compute, Operand>}) + 15) / 16 * 16),
+        pitch(round_up(std::max({d, dv, depth / tuple_size<Compute, Operand>}), 16)),
         staged(arena.take<Compute>(kernels.width * pitch)) {}
 
   static TileScratch<Compute> take_tile_scratch(Arena& arena, const PrefillKernels<Compute>& kernels) {

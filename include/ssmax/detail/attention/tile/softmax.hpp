@@ -23,7 +23,7 @@ struct ForwardScratch : LaneScratch<Compute, Operand> {
   ForwardScratch(Arena& arena, index_t queries, const Problem<Compute>& problem, index_t a_depth)
       : LaneScratch<Compute, Operand>(arena, queries, problem.width(), problem.value_width(), a_depth),
         products(detail::kernels<PrefillKernels<Compute, Operand>>()),
-        channels((problem.value_width() + products.pass - 1) / products.pass * products.pass),
+        channels(round_up(problem.value_width(), products.pass)),
         block_keys(Op::block_keys(depth, channels)),
         s(arena.take<Compute>(key_block * tile_lanes)) {
     if constexpr (Op::is_bf16) {
