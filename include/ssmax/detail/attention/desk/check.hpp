@@ -236,25 +236,25 @@ template <class Compute, class P>
 void check_policies(const char* function, const Problem<Compute>& problem, const Rope<Compute>* rope,
                     const P& variant) {
   check_mask_takes_lengths(function, variant.mask, problem.lengths);
-  const bool has_lengths = problem.lengths.is_given();
   for_each_shape(problem, [&](const QueryShape& shape) {
     check_mask(variant.mask, shape);
     check_score(variant.score, shape);
     check_scaling(function, variant.scaling, shape);
   });
+  if (rope == nullptr) return;
   const index_t key_position = problem.key_position;
   // Larger than every table. Sums of this number and smaller numbers do not overflow.
   constexpr index_t furthest = std::numeric_limits<index_t>::max() / 4;
-  if (rope != nullptr && (key_position < -furthest || key_position > furthest)) {
+  if (key_position < -furthest || key_position > furthest) {
     fail_value(function, "key_position", "is", key_position, "positions are at most", furthest);
   }
   for (index_t batch = 0; batch < problem.sequences(); ++batch) {
     const Sequence sequence = sequence_of(problem, batch);
     const QueryShape& shape = sequence.shape;
-    if (!P::has_positions && !has_lengths && batch > 0 && shape.keys == problem.keys.length(0))
+    if (!P::has_positions && !problem.lengths.is_given() && batch > 0 && shape.keys == problem.keys.length(0))
       continue;  // entry 0 was checked
     const index_t first = problem.first_query, queries = sequence.queries;
-    if (rope == nullptr || queries == 0 || shape.keys == 0) continue;
+    if (queries == 0 || shape.keys == 0) continue;
     const index_t d = problem.width();
     const KeyRange stored = problem.rotates_keys() ? sequence.stored : KeyRange{};
     if constexpr (P::has_positions) {
