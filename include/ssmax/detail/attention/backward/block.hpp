@@ -19,7 +19,7 @@
 
 #include <algorithm>
 
-#include "../terms/gradient_variant.hpp"
+#include "../terms/variant.hpp"
 #include "../tile/scores.hpp"
 #include "irregular.hpp"
 #include "scratch.hpp"

@@ -13,7 +13,7 @@
 #include "../../rows/state.hpp"
 #include "../operands/finite.hpp"
 #include "../terms/backward_problem.hpp"
-#include "../terms/gradient_variant.hpp"
+#include "../terms/variant.hpp"
 #include "../tile/queries.hpp"
 #include "scratch.hpp"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../operands/operands.hpp"
-#include "../terms/gradient_variant.hpp"
+#include "../terms/variant.hpp"
 #include "../tile/scratch.hpp"
 
 SSMAX_BEGIN_DETAIL

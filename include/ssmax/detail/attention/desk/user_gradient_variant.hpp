@@ -8,7 +8,7 @@
 #pragma once
 
 #include "../../kernels/prefill_backward.hpp"
-#include "../terms/gradient_variant.hpp"
+#include "../terms/variant.hpp"
 #include "user_variant.hpp"
 
 SSMAX_BEGIN_DETAIL

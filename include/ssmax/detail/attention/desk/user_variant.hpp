@@ -13,7 +13,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// `Interface` is Variant<Compute> or GradientVariant<Compute> (gradient_variant.hpp).
+/// `Interface` is Variant<Compute> or GradientVariant<Compute>.
 template <class Compute, class S, class M, class C, class Interface = Variant<Compute>>
 class UserVariant : public Interface {
  public:

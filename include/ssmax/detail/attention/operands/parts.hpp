@@ -97,12 +97,10 @@ void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& var
           split_row(widened_row, d, out, out + 2 * w, widened_row + d);
           std::copy_n(out, d, out + w);
         }
-      } else if (dequantizes) {
-        for (index_t part = 1; part < parts; ++part) std::copy_n(out, d, out + part * w);
       } else {
-        for (index_t part = 0; part < parts; ++part) {
-          std::copy_n(static_cast<const bfloat16*>(run.k) + i * run.k_stride, d, out + part * w);
-        }
+        const bfloat16* const row =
+            dequantizes ? out : static_cast<const bfloat16*>(run.k) + i * run.k_stride;
+        for (index_t part = dequantizes ? 1 : 0; part < parts; ++part) std::copy_n(row, d, out + part * w);
       }
       pad_parts(out, d, parts, rows.stride);
     }
