@@ -61,38 +61,26 @@ struct Nothing {};
 /// The scratch memory of one thread. Operand is the type of the products' operands.
 template <class Compute, class Operand = Compute>
 struct BackwardScratch : LaneScratch<Compute, Operand> {
+  using LaneScratch<Compute, Operand>::arena;
   using LaneScratch<Compute, Operand>::tile_lanes;
   using LaneScratch<Compute, Operand>::tiles;
   using Op = Operands<Compute, Operand>;
 
-  BackwardScratch(Arena& arena, const Problem<Compute>& problem, const GradientVariant<Compute>& variant)
+  BackwardScratch(Arena& an_arena, const Problem<Compute>& problem, const GradientVariant<Compute>& variant)
       : LaneScratch<Compute, Operand>(
-            arena, query_block, problem.width(),
+            an_arena, query_block, problem.width(),
             std::max(problem.value_width(), value_depth_of(problem) / tuple_size<Compute, Operand>),
             product_depth<Operand>(problem, detail::kernels<PrefillKernels<Compute, Operand>>().depth)),
         products(detail::kernels<PrefillKernels<Compute, Operand>>()),
         value_depth(value_depth_of(problem)),
         d_pitch(in_pitch(problem.width())),
         dv_pitch(in_pitch(problem.value_width())),
-        q_rows(arena.take<Operand>(tiles * tile_lanes * d_pitch)),
-        dout(arena.take<Operand>(tiles * value_depth * tile_lanes)),
-        dout_rows(arena.take<Operand>(tiles * tile_lanes * dv_pitch)),
-        s(arena.take<Compute>(tile_keys * tile_lanes)),
-        u(arena.take<Compute>(tile_keys * tile_lanes)),
-        z(arena.take<Compute>(Op::is_bf16 || variant.has_score ? tile_keys * tile_lanes : 0)),
-        slope(arena.take<Compute>(variant.has_score ? tile_keys * tile_lanes : 0)),
-        shift(arena.take<Compute>(tiles * tile_lanes)),
-        delta(arena.take<Compute>(tiles * tile_lanes)),
-        transposed_gradients(arena.take<Compute>(this->kernels.width * key_block)),
-        base(arena.take<double>(tiles * tile_lanes)),
-        regular(arena.take<bool>(tiles * tile_lanes)),
-        finite(arena.take<bool>(tiles)),
-        queries_are_finite(arena.take<bool>(tiles * tile_lanes)),
         sums_of_row(1 + variant.parameters()),
-        sums(arena.take<double>(tiles * tile_lanes * sums_of_row)) {
+        z(arena.template take<Compute>(Op::is_bf16 || variant.has_score ? tile_keys * tile_lanes : 0)),
+        slope(arena.template take<Compute>(variant.has_score ? tile_keys * tile_lanes : 0)) {
     if constexpr (Op::is_bf16) {
       bf16 = {arena, tiles * tile_lanes, tile_lanes, d_pitch, dv_pitch, products.depth};
-      this->widened_row = arena.take<Compute>(2 * d_pitch);
+      this->widened_row = arena.template take<Compute>(2 * d_pitch);
     }
   }
 
@@ -106,20 +94,25 @@ struct BackwardScratch : LaneScratch<Compute, Operand> {
   const PrefillKernels<Compute, Operand>& products;
   index_t value_depth;
   index_t d_pitch, dv_pitch;  // row lengths; channels past d and dv are 0
-  Operand*
-      q_rows;  // [queries][d_pitch]; float, double: multiplied by scale and, without a score function, by c
-  Operand *dout, *dout_rows;      // [tiles][value_depth][tile_lanes] in tuples, [queries][dv_pitch]
-  Compute* s;                     // [tile_keys][tile_lanes]: logits; weights overwrite them
-  Compute* u;                     // [tile_keys][tile_lanes]: dout·vᵀ; gradients overwrite it
-  Compute *z, *slope;             // [tile_keys][tile_lanes]: members of Logits
-  Compute *shift, *delta;         // [queries]
-  Compute* transposed_gradients;  // [vector length][key_block]: gradients of irregular lanes
-  double* base;                   // [queries]: lse in units of log2
-  bool* regular;                  // [queries]: whether the kernels can compute the weights
-  bool* finite;                   // [tiles]: whether q and dout are free of NaN and infinities
-  bool* queries_are_finite;       // [queries]: set for tiles that are not finite
   index_t sums_of_row;
-  double* sums;  // [queries][sums_of_row]: sums over one pair of blocks
+  /// Float, double: multiplied by scale and, without a score function, by c.
+  Operand* q_rows = arena.template take<Operand>(tiles * tile_lanes * d_pitch);
+  Operand* dout = arena.template take<Operand>(tiles * value_depth * tile_lanes);  // in tuples
+  Operand* dout_rows = arena.template take<Operand>(tiles * tile_lanes * dv_pitch);
+  Compute* s = arena.template take<Compute>(tile_keys * tile_lanes);  // logits; weights overwrite them
+  Compute* u = arena.template take<Compute>(tile_keys * tile_lanes);  // dout·vᵀ; gradients overwrite it
+  Compute *z, *slope;  // [tile_keys][tile_lanes]: members of Logits
+  Compute* shift = arena.template take<Compute>(tiles * tile_lanes);
+  Compute* delta = arena.template take<Compute>(tiles * tile_lanes);
+  /// Of irregular lanes.
+  Compute* transposed_gradients = arena.template take<Compute>(this->kernels.width * key_block);
+  double* base = arena.template take<double>(tiles * tile_lanes);  // lse in units of log2
+  /// Whether the kernels can compute the weights.
+  bool* regular = arena.template take<bool>(tiles * tile_lanes);
+  bool* finite = arena.template take<bool>(tiles);  // whether q and dout are free of NaN and infinities
+  /// Set for tiles that are not finite.
+  bool* queries_are_finite = arena.template take<bool>(tiles * tile_lanes);
+  double* sums = arena.template take<double>(tiles * tile_lanes * sums_of_row);  // over one pair of blocks
   std::conditional_t<Op::is_bf16, Bf16Scratch<Compute, Operand>, Nothing> bf16{};
 };
 

@@ -23,37 +23,23 @@ SSMAX_BEGIN_DETAIL
 template <class Compute, class Operand>
 struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
   using Base = ForwardScratch<Compute, Operand>;
-  using Base::block_keys, Base::products, Base::tile_lanes;
+  using Base::arena, Base::block_keys, Base::tile_lanes;
   static_assert(logit_pitch >= key_block);
   static constexpr index_t max_rows = 16;  // whole vectors of the queries of a task
 
-  DecodeBf16Scratch(Arena& arena, index_t queries, const Problem<Compute>& problem)
-      : Base(arena, queries, problem, logit_parts(problem) * part_width(problem.width())),
+  DecodeBf16Scratch(Arena& an_arena, index_t queries, const Problem<Compute>& problem)
+      : Base(an_arena, queries, problem, logit_parts(problem) * part_width(problem.width())),
         parts(logit_parts(problem)),
-        pitch(round_up(problem.value_width(), 32)),
-        layout{.rows = tile_lanes, .channels = pitch},
-        k(arena.take<Operand>(block_keys * part_width(problem.width()))),
+        d(problem.width()),
+        dv(problem.value_width()),
         dequantized_k(problem.keys.k_kind() == ElementKind::quantized
-                          ? arena.take<Operand>(block_keys * problem.width())
+                          ? arena.template take<Operand>(block_keys * d)
                           : nullptr),
         dequantized_v(problem.keys.v_kind() == ElementKind::quantized
-                          ? arena.take<Operand>(block_keys * problem.value_width())
-                          : nullptr),
-        finite(arena.take<Operand>(block_keys * problem.value_width())),
-        zeros(arena.take<Operand>(std::max(problem.width(), problem.value_width()))),
-        k_rows(arena.take<const Operand*>(block_keys)),
-        v_rows(arena.take<const Operand*>(block_keys)),
-        later_k_rows(arena.take<const Operand*>(block_keys)),
-        later_v_rows(arena.take<const Operand*>(block_keys)),
-        found_k(arena.take<const std::byte*>(block_keys)),
-        found_v(arena.take<const std::byte*>(block_keys)),
-        row_logits(arena.take<Compute>(max_rows * logit_pitch)),
-        row_weights(arena.take<Operand>(max_rows * logit_pitch)),
-        before(arena.take<Compute>(tile_lanes * pitch)),
-        chunk(arena.take<Compute>(layout.size())),
-        total(arena.take<Compute>(layout.size())) {
+                          ? arena.template take<Operand>(block_keys * dv)
+                          : nullptr) {
     // Null while the arena counts bytes.
-    if (zeros != nullptr) std::fill_n(zeros, std::max(problem.width(), problem.value_width()), Operand{});
+    if (zeros != nullptr) std::fill_n(zeros, std::max(d, dv), Operand{});
   }
 
   static constexpr bool in_lanes = false;  // states
@@ -64,20 +50,26 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
       merge(o + r * pitch, other + r * pitch, pitch, factors[r], other_factors[r]);
   }
 
-  index_t parts, pitch;  // parts of a query; numbers per row of o
-  StateLayout layout;
-  Operand* k;                                    // packed keys of a block
-  Operand* dequantized_k;                        // [block_keys][d]: keys of 8 bits, else null
-  Operand* dequantized_v;                        // [block_keys][dv]: values of 8 bits, else null
-  Operand* finite;                               // [block_keys][dv]: values with 0 for NaN and infinities
-  Operand* zeros;                                // the row of a key that is not stored
-  const Operand **k_rows, **v_rows;              // [block_keys]
-  const Operand **later_k_rows, **later_v_rows;  // [block_keys]: rows to prefetch
-  const std::byte **found_k, **found_v;          // [block_keys]
-  Compute* row_logits;                           // [max_rows][logit_pitch]
-  Operand* row_weights;                          // [max_rows / 8][logit_pitch / 2][8][2]
-  Compute* before;                               // [tile_lanes][pitch]: o before the last product
-  Compute *chunk, *total;
+  index_t parts, d, dv;              // parts of a query; widths
+  index_t pitch = round_up(dv, 32);  // numbers per row of o
+  StateLayout layout{.rows = tile_lanes, .channels = pitch};
+  Operand* k = arena.template take<Operand>(block_keys * part_width(d));  // packed keys of a block
+  Operand* dequantized_k;  // [block_keys][d]: keys of 8 bits, else null
+  Operand* dequantized_v;  // [block_keys][dv]: values of 8 bits, else null
+  Operand* finite = arena.template take<Operand>(block_keys * dv);  // values with 0 for NaN and infinities
+  Operand* zeros = arena.template take<Operand>(std::max(d, dv));   // the row of a key that is not stored
+  const Operand** k_rows = arena.template take<const Operand*>(block_keys);
+  const Operand** v_rows = arena.template take<const Operand*>(block_keys);
+  const Operand** later_k_rows = arena.template take<const Operand*>(block_keys);  // to prefetch
+  const Operand** later_v_rows = arena.template take<const Operand*>(block_keys);
+  const std::byte** found_k = arena.template take<const std::byte*>(block_keys);
+  const std::byte** found_v = arena.template take<const std::byte*>(block_keys);
+  Compute* row_logits = arena.template take<Compute>(max_rows * logit_pitch);
+  Operand* row_weights =
+      arena.template take<Operand>(max_rows * logit_pitch);  // [max_rows / 8][logit_pitch / 2][8][2]
+  Compute* before = arena.template take<Compute>(tile_lanes * pitch);  // o before the last product
+  Compute* chunk = arena.template take<Compute>(layout.size());
+  Compute* total = arena.template take<Compute>(layout.size());
 };
 
 /// The attention of at most max_queries() queries of a kv head by pair dots of Operand, which is bfloat16.

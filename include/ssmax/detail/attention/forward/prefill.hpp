@@ -28,22 +28,12 @@ SSMAX_BEGIN_DETAIL
 template <class Compute, class Operand = Compute>
 struct PrefillScratch : ForwardScratch<Compute, Operand> {
   using Base = ForwardScratch<Compute, Operand>;
-  using Base::channels, Base::depth, Base::products, Base::tile_lanes, Base::tiles;
+  using Base::arena, Base::channels, Base::depth, Base::products, Base::tile_lanes, Base::tiles;
   using Op = Operands<Compute, Operand>;
 
-  PrefillScratch(Arena& arena, index_t queries, const Problem<Compute>& problem)
-      : Base(arena, queries, problem,
-             product_depth<Operand>(problem, detail::kernels<PrefillKernels<Compute, Operand>>().depth)),
-        held_keys(Op::held_keys(depth, channels)),
-        layout{.tiles = tiles, .rows = tile_lanes, .channels = channels, .in_lanes = true},
-        k(arena.take<Operand>(held_keys * depth)),
-        panel(held_keys * products.pass + 64 / static_cast<index_t>(sizeof(Operand))),
-        v(arena.take<Operand>(channels / products.pass * panel)),
-        k_rows(arena.take<const std::byte*>(2 * key_block)),
-        v_rows(arena.take<const std::byte*>(2 * key_block)) {
-    chunk = arena.take<Compute>(layout.size());
-    total = arena.take<Compute>(layout.size());
-  }
+  PrefillScratch(Arena& an_arena, index_t queries, const Problem<Compute>& problem)
+      : Base(an_arena, queries, problem,
+             product_depth<Operand>(problem, detail::kernels<PrefillKernels<Compute, Operand>>().depth)) {}
 
   static constexpr bool in_lanes = true;  // states: one query per lane
   void merge_outputs(Compute* o, const Compute* other, index_t, const Compute* factors,
@@ -51,14 +41,18 @@ struct PrefillScratch : ForwardScratch<Compute, Operand> {
     products.merge(o, other, channels, factors, other_factors);
   }
 
-  index_t held_keys;  // keys that are loaded at once
-  StateLayout layout;
-  Operand* k;  // [held_keys][depth]
-  index_t
-      panel;  // stride of panels: a panel and one cache line, so that the panels of a row use different cache sets
-  Operand* v;                          // [panel][held_keys][rows of a panel]: the layout of pack_values
-  const std::byte **k_rows, **v_rows;  // [2][key_block]: rows of a single tile's key blocks
-  Compute *chunk, *total;              // states
+  index_t held_keys = Op::held_keys(depth, channels);  // keys that are loaded at once
+  StateLayout layout{.tiles = tiles, .rows = tile_lanes, .channels = channels, .in_lanes = true};
+  Operand* k = arena.template take<Operand>(held_keys * depth);
+  /// The stride of panels: a panel and one cache line, so that the panels of a row use different cache sets.
+  index_t panel = held_keys * products.pass + 64 / static_cast<index_t>(sizeof(Operand));
+  /// [panel][held_keys][rows of a panel]: the layout of pack_values.
+  Operand* v = arena.template take<Operand>(channels / products.pass * panel);
+  /// Of a single tile's key blocks.
+  const std::byte** k_rows = arena.template take<const std::byte*>(2 * key_block);
+  const std::byte** v_rows = arena.template take<const std::byte*>(2 * key_block);
+  Compute* chunk = arena.template take<Compute>(layout.size());  // states
+  Compute* total = arena.template take<Compute>(layout.size());
 };
 
 /// The attention of some tiles of queries of a kv head. Operand is the type of the products' operands: Compute,

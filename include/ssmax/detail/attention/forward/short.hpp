@@ -22,30 +22,24 @@ SSMAX_BEGIN_DETAIL
 /// One thread's memory for one tile of queries and one kv head.
 template <class Compute>
 struct ShortScratch : LaneScratch<Compute> {
+  using LaneScratch<Compute>::arena;
   using LaneScratch<Compute>::tile_lanes;
 
-  ShortScratch(Arena& arena, index_t d, index_t dv)
-      : LaneScratch<Compute>(arena, tile_size(), d, dv, d),
-        k(arena.take<Compute>(key_block * d)),
-        v_pitch(round_up(dv, 16)),
-        v(arena.take<Compute>(key_block * v_pitch)),
-        s(arena.take<Compute>(key_block * tile_lanes)),
-        shift(arena.take<Compute>(tile_lanes)),
-        sum(arena.take<Compute>(tile_lanes)),
-        factor(arena.take<Compute>(tile_lanes)),
-        out(arena.take<Compute*>(tile_lanes)),
-        wide(arena.take<Compute>(tile_lanes * v_pitch)) {}
+  ShortScratch(Arena& an_arena, index_t d, index_t dv)
+      : LaneScratch<Compute>(an_arena, tile_size(), d, dv, d), v_pitch(round_up(dv, 16)) {}
 
   static index_t tile_size() { return detail::kernels<PrefillKernels<Compute>>().width * tile_vectors; }
 
-  Compute* k;            // [key_block][d]
-  index_t v_pitch;       // row length of v, a multiple of the vector length of every target
-  Compute* v;            // [key_block][v_pitch]
-  Compute* s;            // [key_block][tile_lanes]: logits, then weights
-  Compute *shift, *sum;  // states
-  Compute* factor;       // [tile_lanes]: normalizing factors of the weights
-  Compute** out;         // [tile_lanes]: where each query's row is written
-  Compute* wide;         // [tile_lanes][v_pitch]: rows to be converted to the type of out
+  index_t v_pitch;  // row length of v, a multiple of the vector length of every target
+  Compute* k = arena.template take<Compute>(key_block * this->depth);
+  Compute* v = arena.template take<Compute>(key_block * v_pitch);
+  Compute* s = arena.template take<Compute>(key_block * tile_lanes);  // logits, then weights
+  Compute* shift = arena.template take<Compute>(tile_lanes);          // states
+  Compute* sum = arena.template take<Compute>(tile_lanes);
+  Compute* factor = arena.template take<Compute>(tile_lanes);  // normalizing factors of the weights
+  Compute** out = arena.template take<Compute*>(tile_lanes);   // where each query's row is written
+  /// Rows to be converted to the type of out.
+  Compute* wide = arena.template take<Compute>(tile_lanes * v_pitch);
 };
 
 template <class Compute>

@@ -14,21 +14,22 @@ SSMAX_BEGIN_DETAIL
 /// The scratch memory of one thread for the forward pass.
 template <class Compute, class Operand = Compute>
 struct ForwardScratch : LaneScratch<Compute, Operand> {
+  using LaneScratch<Compute, Operand>::arena;
   using LaneScratch<Compute, Operand>::depth;
   using LaneScratch<Compute, Operand>::tile_lanes;
   using LaneScratch<Compute, Operand>::tiles;
   using Op = Operands<Compute, Operand>;
 
   /// Takes memory for `queries` queries with `a_depth` channels per product.
-  ForwardScratch(Arena& arena, index_t queries, const Problem<Compute>& problem, index_t a_depth)
-      : LaneScratch<Compute, Operand>(arena, queries, problem.width(), problem.value_width(), a_depth),
+  ForwardScratch(Arena& an_arena, index_t queries, const Problem<Compute>& problem, index_t a_depth)
+      : LaneScratch<Compute, Operand>(an_arena, queries, problem.width(), problem.value_width(), a_depth),
         products(detail::kernels<PrefillKernels<Compute, Operand>>()),
         channels(round_up(problem.value_width(), products.pass)),
         block_keys(Op::block_keys(depth, channels)),
-        s(arena.take<Compute>(key_block * tile_lanes)) {
+        s(arena.template take<Compute>(key_block * tile_lanes)) {
     if constexpr (Op::is_bf16) {
-      this->multipliers = arena.take<Compute>(tiles * tile_lanes);
-      this->widened_row = arena.take<Compute>(2 * problem.width());
+      this->multipliers = arena.template take<Compute>(tiles * tile_lanes);
+      this->widened_row = arena.template take<Compute>(2 * problem.width());
     }
   }
 
