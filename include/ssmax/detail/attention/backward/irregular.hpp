@@ -1,5 +1,5 @@
-// Computes what the kernels of the backward pass cannot: gradients of logits whose lse is not regular, and products with
-// rows that hold NaN or infinities.
+// Computes what the kernels of the backward pass cannot: gradients of logits whose lse is not regular, and products
+// with rows that hold NaN or infinities.
 #pragma once
 
 #include <algorithm>
