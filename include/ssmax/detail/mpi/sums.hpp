@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "../attention/terms/backward_problem.hpp"
-#include "../attention/terms/gradient_variant.hpp"
+#include "../attention/terms/variant.hpp"
 #include "../memory/arena.hpp"
 #include "exchange.hpp"
 

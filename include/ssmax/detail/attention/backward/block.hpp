@@ -19,10 +19,8 @@
 
 #include <algorithm>
 
-#include "../terms/gradient_variant.hpp"
-#include "../tile/acquired_products.hpp"
+#include "../terms/variant.hpp"
 #include "../tile/scores.hpp"
-#include "finite_rows.hpp"
 #include "irregular.hpp"
 #include "scratch.hpp"
 
@@ -50,7 +48,6 @@ class BackwardBlock {
   BackwardBlock(const GradientVariant<Compute>& variant, const BackwardScratch<Compute, Operand>& memory,
                 index_t d, index_t dv, double scale, bool sums_dc)
       : variant_(variant),
-        products_(memory.products),
         gradient_kernels_(detail::kernels<GradientKernels>()),
         memory_(memory),
         scores_(variant, scale, memory.products, memory),
@@ -61,9 +58,9 @@ class BackwardBlock {
 
   /// Adds the products of the loaded queries and the keys to dq [tiles][d_pitch][tile_lanes], dk and dv.
   void attend(const BlockKeys<Compute, Operand>& keys, index_t queries, Compute* dq) const {
-    const AcquiredProducts acquired(products_);
-    const index_t tile_lanes = memory_.tile_lanes, tiles = (queries + tile_lanes - 1) / tile_lanes;
-    if constexpr (Op::adds_tiles_together) clear({tiles * tile_lanes, memory_.bf16.lanes}, {0, tile_keys});
+    const AcquiredProducts acquired(memory_.products);
+    const index_t tile_lanes = memory_.tile_lanes, tiles = ceil_div(queries, tile_lanes);
+    if constexpr (Op::is_bf16) clear({tiles * tile_lanes, memory_.bf16.lanes}, {0, tile_keys});
     for (index_t at = 0; at < keys.range.size(); at += tile_keys) {
       KeyRange lanes{};  // neighbouring tiles to which some of the keys are visible
       for (index_t tile = 0; tile < tiles; ++tile) {
@@ -87,13 +84,13 @@ class BackwardBlock {
   /// of the keys is visible to a query.
   bool attend_tile(const BlockKeys<Compute, Operand>& block, index_t tile, index_t queries, index_t at,
                    Compute* dq) const {
-    const index_t tile_lanes = memory_.tile_lanes, width = products_.width, first = tile * tile_lanes;
+    const index_t tile_lanes = memory_.tile_lanes, width = memory_.products.width, first = tile * tile_lanes;
     const KeyRange keys{block.range.begin + at,
                         std::min(block.range.begin + at + tile_keys, block.range.end)};
     const Hull* hulls = hulls_of<Compute>(variant_, memory_, tile, queries - first, keys);
-    const NeededKeys needed(hulls, queries - first, width, keys, products_.pass);
+    const NeededKeys needed(hulls, queries - first, width, keys, memory_.products.pass);
     if (!needed.any()) return false;
-    if constexpr (Op::adds_tiles_together) clear_unneeded(needed, first);
+    if constexpr (Op::is_bf16) clear_unneeded(needed, first);
     // 1. Multiply q·kᵀ and dout·vᵀ.
     scores_.multiply(needed, tile_keys, {block.k[at], block.k.stride}, memory_.depth,
                      memory_.q + first * memory_.depth, Op::is_bf16 ? memory_.z : memory_.s);
@@ -107,7 +104,7 @@ class BackwardBlock {
     // 3. Add the products of weights and gradients.
     needed.for_each_rectangle(tile_keys, [&](index_t vectors, index_t v, KeyRange part) {
       const KeyRange lanes{v * width, (v + vectors) * width};
-      if constexpr (!Op::adds_tiles_together) {
+      if constexpr (!Op::is_bf16) {
         for_each_finite_run(
             {lanes.begin, std::min(lanes.end, queries - first)}, memory_.queries_are_finite + first,
             memory_.finite[tile], [&](KeyRange run) { add_lanes(block, first, run, part, at); },
@@ -132,7 +129,7 @@ class BackwardBlock {
                            .length = block.length,
                            .z = memory_.z + tile,
                            .slope = memory_.slope + tile};
-    const bool regular = std::all_of(memory_.regular + lane, memory_.regular + lane + products_.width,
+    const bool regular = std::all_of(memory_.regular + lane, memory_.regular + lane + memory_.products.width,
                                      [](bool r) { return r; });
     double* sums = memory_.sums + lane * stride;
     if constexpr (Op::is_bf16) {
@@ -192,8 +189,8 @@ class BackwardBlock {
   /// Adds the products of the keys `part` to dq of some lanes of a tile.
   void add_keys(const BlockKeys<Compute, Operand>& block, index_t first, KeyRange lanes, KeyRange part,
                 index_t at, Compute* dq) const {
-    const index_t tile_lanes = memory_.tile_lanes, rows = products_.pass;
-    const auto accumulate = products_.accumulate[lanes.size() / products_.width - 1];
+    const index_t tile_lanes = memory_.tile_lanes, rows = memory_.products.pass;
+    const auto accumulate = memory_.products.accumulate[lanes.size() / memory_.products.width - 1];
     Compute* sums = dq + lanes.begin;
     if constexpr (Op::is_bf16) {
       accumulate({block.panels + (at + part.begin) * rows, rows, block.panel_stride, memory_.d_pitch / rows},
@@ -205,7 +202,7 @@ class BackwardBlock {
                                lanes.size(), block.k[at + key], d_, {sums, 1}, tile_lanes);
       }
     } else {
-      const index_t panels = (d_ + rows - 1) / rows;
+      const index_t panels = ceil_div(d_, rows);
       for_each_finite_run(
           part, block.are_finite + at, block.finite,
           [&](KeyRange run) {
@@ -234,7 +231,7 @@ class BackwardBlock {
             sums_dc_ ? memory_.lane.dc : nullptr};
   }
   void add_dc(const Compute* dc, double* sums) const {
-    for (index_t i = 0; dc != nullptr && i < products_.width; ++i) {
+    for (index_t i = 0; dc != nullptr && i < memory_.products.width; ++i) {
       sums[i * memory_.sums_of_row] += scale_ * static_cast<double>(dc[i]);
     }
   }
@@ -251,50 +248,41 @@ class BackwardBlock {
   /// Sets weights and gradients to 0 for the keys that a vector of a tile does not need.
   void clear_unneeded(const NeededKeys& needed, index_t first) const {
     for (index_t v = 0; v < tile_vectors; ++v) {
-      const KeyRange lanes{first + v * products_.width, first + (v + 1) * products_.width},
+      const KeyRange lanes{first + v * memory_.products.width, first + (v + 1) * memory_.products.width},
           part = v < needed.vectors ? needed.of[v] : KeyRange{};
       clear(lanes, {0, part.size() > 0 ? part.begin : tile_keys});
       if (part.size() > 0) clear(lanes, {part.end, tile_keys});
     }
   }
 
-  /// Adds the sums over the lanes of neighbouring tiles to dk and dv. Has no effect unless tiles are added together.
+  /// Adds the sums over the lanes of neighbouring tiles to dv and dk of the keys from row `at` of the block on. Has no
+  /// effect in float and double, which add tile by tile.
   void add_tiles([[maybe_unused]] const BlockKeys<Compute, Operand>& block, [[maybe_unused]] KeyRange lanes,
                  [[maybe_unused]] index_t tiles, [[maybe_unused]] index_t at) const {
-    if constexpr (Op::adds_tiles_together) {
+    if constexpr (Op::is_bf16) {
       if (lanes.size() == 0) return;
       // A product sums over whole depths. Lanes past the last tile stay 0.
-      const index_t depth_end = lanes.begin + in_depths(lanes.size());
-      clear({lanes.end, std::min(depth_end, tiles * memory_.tile_lanes)}, {0, tile_keys});
-      add_lanes(block, lanes, at);
-    }
-  }
-  index_t in_depths(index_t lanes) const {
-    return (lanes + products_.depth - 1) / products_.depth * products_.depth;
-  }
-
-  /// Adds the products of the given lanes to dv and dk of the keys from row `at` of the block on.
-  void add_lanes(const BlockKeys<Compute, Operand>& block, KeyRange lanes, index_t at) const {
-    const auto& bf16 = memory_.bf16;
-    const index_t keys = std::min(tile_keys, block.range.size() - at), first = lanes.begin,
-                  passes = (keys + products_.pass - 1) / products_.pass * products_.pass,
-                  depth = in_depths(lanes.size());
-    Compute *dk = block.dk + at * memory_.d_pitch, *dv = block.dv + at * memory_.dv_pitch;
-    gradient_kernels_.add_product(bf16.weights + first, bf16.lanes, depth, passes,
-                                  bf16.dout_pairs + first * memory_.dv_pitch, memory_.dv_pitch, dv);
-    gradient_kernels_.add_product(bf16.gradients + first, bf16.lanes, depth, passes,
-                                  bf16.q_pairs + first * memory_.d_pitch, memory_.d_pitch, dk);
-    for (index_t lane = lanes.begin; lane < lanes.end; ++lane) {
-      if (memory_.finite[lane / memory_.tile_lanes] || memory_.queries_are_finite[lane]) continue;
-      add_nonfinite<Compute>({bf16.weights + lane, bf16.lanes}, keys,
-                             memory_.dout_rows + lane * memory_.dv_pitch, dv_, {dv, memory_.dv_pitch}, 1);
-      add_nonfinite<Compute>({bf16.gradients + lane, bf16.lanes}, keys,
-                             memory_.q_rows + lane * memory_.d_pitch, d_, {dk, memory_.d_pitch}, 1);
+      const index_t depth = round_up(lanes.size(), memory_.products.depth), first = lanes.begin;
+      clear({lanes.end, std::min(first + depth, tiles * memory_.tile_lanes)}, {0, tile_keys});
+      const auto& bf16 = memory_.bf16;
+      const index_t keys = std::min(tile_keys, block.range.size() - at),
+                    passes = round_up(keys, memory_.products.pass);
+      Compute *dk = block.dk + at * memory_.d_pitch, *dv = block.dv + at * memory_.dv_pitch;
+      gradient_kernels_.add_product(bf16.weights + first, bf16.lanes, depth, passes,
+                                    bf16.dout_pairs + first * memory_.dv_pitch, memory_.dv_pitch, dv);
+      gradient_kernels_.add_product(bf16.gradients + first, bf16.lanes, depth, passes,
+                                    bf16.q_pairs + first * memory_.d_pitch, memory_.d_pitch, dk);
+      for (index_t lane = lanes.begin; lane < lanes.end; ++lane) {
+        if (memory_.finite[lane / memory_.tile_lanes] || memory_.queries_are_finite[lane]) continue;
+        add_nonfinite<Compute>({bf16.weights + lane, bf16.lanes}, keys,
+                               memory_.dout_rows + lane * memory_.dv_pitch, dv_, {dv, memory_.dv_pitch}, 1);
+        add_nonfinite<Compute>({bf16.gradients + lane, bf16.lanes}, keys,
+                               memory_.q_rows + lane * memory_.d_pitch, d_, {dk, memory_.d_pitch}, 1);
+      }
     }
   }
 
   const GradientVariant<Compute>& variant_;
-  const PrefillKernels<Compute, Operand>& products_;
   const GradientKernels& gradient_kernels_;
   const BackwardScratch<Compute, Operand>& memory_;
   const Scores<Compute, Operand, GradientVariant<Compute>> scores_;

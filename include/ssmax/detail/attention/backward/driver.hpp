@@ -4,7 +4,7 @@
 #include "../../../workspace.hpp"
 #include "../terms/any_executor.hpp"
 #include "../terms/backward_problem.hpp"
-#include "../terms/gradient_variant.hpp"
+#include "../terms/variant.hpp"
 #include "../work/list.hpp"
 
 SSMAX_BEGIN_COMPILED

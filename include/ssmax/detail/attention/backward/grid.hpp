@@ -23,7 +23,6 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The split of a call into tasks.
 struct BackwardCut {
   index_t threads;   // the largest number of threads with memory of their own
   index_t at_once;   // kv heads whose sums are in memory at the same time
@@ -31,7 +30,7 @@ struct BackwardCut {
 
   BackwardCut(index_t heads, index_t query_blocks, index_t key_blocks, Sharing sharing, index_t max_threads)
       : threads(sharing == Sharing::any ? 1 : max_threads) {
-    const index_t rounds = (heads + threads - 1) / threads;
+    const index_t rounds = ceil_div(heads, threads);
     const bool balanced = heads >= 9 * (rounds * threads - heads);  // at most a tenth of the threads idle
     whole_heads = threads == 1 || (balanced && sharing == Sharing::one_head);
     const index_t diagonals = std::max<index_t>(1, query_blocks + key_blocks - 1);
@@ -41,22 +40,11 @@ struct BackwardCut {
     const auto pairs = std::max<index_t>(1, static_cast<index_t>(all_pairs / static_cast<double>(diagonals)));
     at_once = whole_heads                 ? std::min(threads, heads)
               : sharing == Sharing::heads ? 1
-                                          : std::min(heads, (8 * threads + pairs - 1) / pairs);
+                                          : std::min(heads, ceil_div(8 * threads, pairs));
   }
 };
 
-/// Returns whether a sequence has neither queries nor keys.
 inline bool is_empty(const BackwardSequence& sequence) { return sequence.rows + sequence.keys == 0; }
-
-/// Takes one thread's memory from the arena.
-template <class Operand, class Compute>
-BackwardScratch<Compute, Operand> take_scratch(Arena& arena, const Problem<Compute>& forward,
-                                               const GradientVariant<Compute>& variant) {
-  const index_t unit = kernels<PrefillKernels<Compute, Operand>>().depth, dv = forward.value_width();
-  return BackwardScratch<Compute, Operand>(arena, forward.width(), dv, product_depth<Operand>(forward, unit),
-                                           (dv + unit - 1) / unit * unit, 1 + variant.parameters(),
-                                           Multipliers(forward.scale, variant).has_score);
-}
 
 /// A phase of a backward list while it runs. Operand is the type of the products' operands, see BackwardTask.
 template <class Operand, class Compute>
@@ -129,7 +117,7 @@ class BackwardPhase {
     std::atomic<index_t> next{0};
     executor_.run(std::min(phase_.lanes, n), [&](index_t lane) {
       Arena arena(memory_ + static_cast<std::size_t>(lane) * phase_.lane_bytes);
-      const auto lane_memory = take_scratch<Operand>(arena, problem_.forward, variant_);
+      const typename Task::Memory lane_memory(arena, problem_.forward, variant_);
       Task task(problem_, variant_, lane_memory, sums_);
       for (index_t i = next++; i < n; i = next++) f(task, lane, i);
     });

@@ -1,5 +1,5 @@
-// Loads queries and keys of the backward pass for its products (block.hpp). q and dout are loaded twice: in lanes,
-// one query per lane of a vector, and in rows. Keys are copied into rows if they cannot be read in place.
+// Loads queries of the backward pass for its products (block.hpp), and packs keys. q and dout are loaded twice: in
+// lanes, one query per lane of a vector, and in rows.
 //
 // The shift of the kernels is an integer, lse is not: 2^(s - lse) = 2^(s - shift)·2^(shift - lse). In float and
 // double, dout and delta are multiplied by the second factor. The bf16 path subtracts lse - shift from the logits.
@@ -13,7 +13,7 @@
 #include "../../rows/state.hpp"
 #include "../operands/finite.hpp"
 #include "../terms/backward_problem.hpp"
-#include "../terms/gradient_variant.hpp"
+#include "../terms/variant.hpp"
 #include "../tile/queries.hpp"
 #include "scratch.hpp"
 
@@ -27,8 +27,6 @@ class BackwardLoader {
       : problem_(problem),
         forward_(problem.forward),
         variant_(variant),
-        kernels_(memory.kernels),
-        products_(memory.products),
         memory_(memory),
         multipliers_(problem.forward.scale, variant) {}
 
@@ -46,7 +44,7 @@ class BackwardLoader {
       return row;
     });
     list_runs<Compute>(variant_, memory_, lanes);
-    for (index_t i = 0; i < lanes; i += kernels_.width) {
+    for (index_t i = 0; i < lanes; i += memory_.kernels.width) {
       load_q(i);
       load_dout(i, facts);
     }
@@ -57,19 +55,12 @@ class BackwardLoader {
     }
   }
 
-  /// Copies keys to k and their values to v.
-  void load_keys(const QueryShape& shape, const HeadKeys& keys, StridedRows<Operand> k,
-                 StridedRows<Operand> v) const {
-    Op::load_keys(forward_, variant_, shape, keys, memory_.widened_row, k);
-    Op::load_values(forward_.keys, keys, v);
-  }
-
   /// bf16 path: packs rows of K into panels, with 0 for NaN and infinities. Packs the first part of rotated rows.
   void pack_panels(StridedRows<const Operand> k, index_t keys, bool finite, Operand* panels,
                    index_t panel) const {
-    const index_t count = memory_.d_pitch / products_.pass * panel;
+    const index_t count = memory_.d_pitch / memory_.products.pass * panel;
     std::fill_n(panels, count, Operand{});
-    products_.pack_values(k.first, k.stride, 0, keys, forward_.width(), panels, panel);
+    memory_.products.pack_values(k.first, k.stride, 0, keys, forward_.width(), panels, panel);
     if (!finite) copy_finite(panels, count, panels);
   }
 
@@ -78,7 +69,7 @@ class BackwardLoader {
 
   /// Loads one vector of queries, from lane i on.
   void load_q(index_t i) const {
-    const index_t width = kernels_.width, d = forward_.width();
+    const index_t width = memory_.kernels.width, d = forward_.width();
     Compute *factor = memory_.lane.q_factor, *row_factor = memory_.lane.row_factor;
     gather_rows(memory_, i, i + width, memory_.depth, [&](const QueryRow& row, Compute* scratch) {
       return Op::load_query(forward_, variant_, row, memory_.depth, memory_.widened_row, scratch);
@@ -101,7 +92,7 @@ class BackwardLoader {
 
   /// Loads the dout of one vector of queries, and sets shift and delta of each query.
   void load_dout(index_t i, const QueryFacts<Compute>* facts) const {
-    const index_t width = kernels_.width, dv = forward_.value_width(), depth = memory_.value_depth;
+    const index_t width = memory_.kernels.width, dv = forward_.value_width(), depth = memory_.value_depth;
     Compute* factor = memory_.lane.row_factor;
     Operand* rows = memory_.dout_rows + i * memory_.dv_pitch;
     gather_rows(memory_, i, i + width, depth, [&](const QueryRow& of, Compute* scratch) -> const Compute* {
@@ -157,10 +148,9 @@ class BackwardLoader {
     return memory_.regular[i];
   }
 
-  /// Finds NaN and infinities in the rows of q and dout.
   void find_nonfinite_queries(index_t lanes) const {
     const auto are_finite = [&](const Operand* rows, index_t pitch, index_t row, index_t count) {
-      return products_.all_finite(rows + row * pitch, 0, 1, count * pitch);
+      return memory_.products.all_finite(rows + row * pitch, 0, 1, count * pitch);
     };
     const auto both_are_finite = [&](index_t row, index_t count) {
       return are_finite(memory_.q_rows, memory_.d_pitch, row, count) &&
@@ -176,7 +166,7 @@ class BackwardLoader {
 
   /// bf16 path: copies the first channels of the gathered rows.
   void keep_rows(index_t i, index_t channels, Operand* to, index_t pitch) const {
-    for (index_t lane = 0; lane < kernels_.width; ++lane) {
+    for (index_t lane = 0; lane < memory_.kernels.width; ++lane) {
       Operand* row = to + (i + lane) * pitch;
       std::copy_n(reinterpret_cast<const Operand*>(memory_.in[lane]), channels, row);
       std::fill_n(row + channels, pitch - channels, Operand{});
@@ -204,8 +194,6 @@ class BackwardLoader {
   const BackwardProblem<Compute>& problem_;
   const Problem<Compute>& forward_;
   const GradientVariant<Compute>& variant_;
-  const PrefillKernels<Compute>& kernels_;
-  const PrefillKernels<Compute, Operand>& products_;
   const BackwardScratch<Compute, Operand>& memory_;
   const Multipliers multipliers_;
 };

@@ -9,6 +9,8 @@
 // heads share gradients of the score function keep their order.
 #pragma once
 
+#include <utility>
+
 #include "../work/explain.hpp"
 #include "grid.hpp"
 
@@ -32,7 +34,6 @@ SSMAX_COLD Explanation explanation_of(const WorkList<Compute>& list,
   return e;
 }
 
-/// Makes the list of one call.
 template <class Operand, class Compute>
 class BackwardListMaker {
  public:
@@ -62,18 +63,15 @@ class BackwardListMaker {
     if (list_.works_count == 0) return;
     for (const PathWorks<Compute>& path :
          std::span(list_.paths, static_cast<std::size_t>(list_.path_count))) {
-      Works *const first = list_.works + path.works, *last = first;
+      const std::span<Works> works(list_.works + path.works, static_cast<std::size_t>(path.works_count));
+      auto next = works.begin();
       for_each([&](const BackwardSequence& sequence, index_t entries) {
         const BackwardCut cut = cut_of(sequence, entries);
-        if (cut.whole_heads != path.driver->keeps_order) *last++ = works_of(sequence, entries, cut);
+        if (cut.whole_heads != path.driver->keeps_order) *next++ = works_of(sequence, entries, cut);
       });
-      const auto is_before = [](const Works& a, const Works& b) {
-        return a.cost != b.cost ? a.cost > b.cost : a.first < b.first;
-      };
-      if (!path.driver->keeps_order && !std::is_sorted(first, last, is_before))
-        std::sort(first, last, is_before);
+      if (!path.driver->keeps_order) sort_by_cost(works);
       index_t begin = 0;
-      for (Works* works = first; works != last; ++works, begin += kv_heads_) works->begin = begin;
+      for (Works& some : works) some.begin = std::exchange(begin, begin + kv_heads_);
     }
   }
 
@@ -108,7 +106,7 @@ class BackwardListMaker {
   void count(const GradientVariant<Compute>& variant, const Route& route) {
     const Problem<Compute>& forward = problem_.forward;
     Arena lane;
-    const auto scratch = take_scratch<Operand>(lane, forward, variant);
+    const BackwardScratch<Compute, Operand> scratch(lane, forward, variant);
     index_t lanes[2] = {};
     for (index_t i = 0; i < 2; ++i) {
       PathWorks<Compute>& path = list_.paths[i] = {};
@@ -125,7 +123,7 @@ class BackwardListMaker {
       const index_t queries = query_blocks(sequence), keys = key_blocks(sequence),
                     heads = entries * kv_heads_;
       Arena sums;
-      HeadSums<Compute, Operand>(sums, problem_, sequence, scratch);
+      HeadSums<Compute, Operand>(sums, problem_, sequence, 0, scratch);
       PathWorks<Compute>& path = list_.paths[cut.whole_heads ? 1 : 0];
       path.only = works_of(sequence, entries, cut);
       ++path.works_count;

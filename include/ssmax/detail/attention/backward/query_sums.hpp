@@ -3,7 +3,7 @@
 
 #include "../../memory/arena.hpp"
 #include "../terms/backward_problem.hpp"
-#include "../terms/gradient_variant.hpp"
+#include "../terms/variant.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../operands/operands.hpp"
+#include "../terms/variant.hpp"
 #include "../tile/scratch.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -60,66 +61,58 @@ struct Nothing {};
 /// The scratch memory of one thread. Operand is the type of the products' operands.
 template <class Compute, class Operand = Compute>
 struct BackwardScratch : LaneScratch<Compute, Operand> {
+  using LaneScratch<Compute, Operand>::arena;
   using LaneScratch<Compute, Operand>::tile_lanes;
   using LaneScratch<Compute, Operand>::tiles;
   using Op = Operands<Compute, Operand>;
 
-  /// The product of q and k sums over a_depth channels, the product of dout and v over a_value_depth. keeps_scores:
-  /// the call has a score function, so z and slope are stored.
-  BackwardScratch(Arena& arena, index_t d, index_t value_width, index_t a_depth, index_t a_value_depth,
-                  index_t sums_count, bool keeps_scores)
-      : LaneScratch<Compute, Operand>(arena, query_block, d,
-                                      std::max(value_width, a_value_depth / tuple_size<Compute, Operand>),
-                                      a_depth),
+  BackwardScratch(Arena& an_arena, const Problem<Compute>& problem, const GradientVariant<Compute>& variant)
+      : LaneScratch<Compute, Operand>(
+            an_arena, query_block, problem.width(),
+            std::max(problem.value_width(), value_depth_of(problem) / tuple_size<Compute, Operand>),
+            product_depth<Operand>(problem, detail::kernels<PrefillKernels<Compute, Operand>>().depth)),
         products(detail::kernels<PrefillKernels<Compute, Operand>>()),
-        value_depth(a_value_depth),
-        d_pitch(in_pitch(d)),
-        dv_pitch(in_pitch(value_width)),
-        q_rows(arena.take<Operand>(tiles * tile_lanes * d_pitch)),
-        dout(arena.take<Operand>(tiles * value_depth * tile_lanes)),
-        dout_rows(arena.take<Operand>(tiles * tile_lanes * dv_pitch)),
-        s(arena.take<Compute>(tile_keys * tile_lanes)),
-        u(arena.take<Compute>(tile_keys * tile_lanes)),
-        z(arena.take<Compute>(Op::is_bf16 || keeps_scores ? tile_keys * tile_lanes : 0)),
-        slope(arena.take<Compute>(keeps_scores ? tile_keys * tile_lanes : 0)),
-        shift(arena.take<Compute>(tiles * tile_lanes)),
-        delta(arena.take<Compute>(tiles * tile_lanes)),
-        transposed_gradients(arena.take<Compute>(this->kernels.width * key_block)),
-        base(arena.take<double>(tiles * tile_lanes)),
-        regular(arena.take<bool>(tiles * tile_lanes)),
-        finite(arena.take<bool>(tiles)),
-        queries_are_finite(arena.take<bool>(tiles * tile_lanes)),
-        sums_of_row(sums_count),
-        sums(arena.take<double>(tiles * tile_lanes * sums_count)) {
+        value_depth(value_depth_of(problem)),
+        d_pitch(in_pitch(problem.width())),
+        dv_pitch(in_pitch(problem.value_width())),
+        sums_of_row(1 + variant.parameters()),
+        z(arena.template take<Compute>(Op::is_bf16 || variant.has_score ? tile_keys * tile_lanes : 0)),
+        slope(arena.template take<Compute>(variant.has_score ? tile_keys * tile_lanes : 0)) {
     if constexpr (Op::is_bf16) {
       bf16 = {arena, tiles * tile_lanes, tile_lanes, d_pitch, dv_pitch, products.depth};
-      this->widened_row = arena.take<Compute>(2 * d_pitch);
+      this->widened_row = arena.template take<Compute>(2 * d_pitch);
     }
   }
 
-  /// Returns the width rounded up to whole vectors of every target and whole passes of the products.
-  index_t in_pitch(index_t width) const {
-    const index_t unit = std::max<index_t>(16, products.pass);
-    return (width + unit - 1) / unit * unit;
+  /// Returns the number of channels that the product of dout and v sums over.
+  static index_t value_depth_of(const Problem<Compute>& problem) {
+    return round_up(problem.value_width(), detail::kernels<PrefillKernels<Compute, Operand>>().depth);
   }
+  /// Returns the width rounded up to whole vectors of every target and whole passes of the products.
+  index_t in_pitch(index_t width) const { return round_up(width, std::max<index_t>(16, products.pass)); }
 
   const PrefillKernels<Compute, Operand>& products;
   index_t value_depth;
   index_t d_pitch, dv_pitch;  // row lengths; channels past d and dv are 0
-  Operand*
-      q_rows;  // [queries][d_pitch]; float, double: multiplied by scale and, without a score function, by c
-  Operand *dout, *dout_rows;      // [tiles][value_depth][tile_lanes] in tuples, [queries][dv_pitch]
-  Compute* s;                     // [tile_keys][tile_lanes]: logits; weights overwrite them
-  Compute* u;                     // [tile_keys][tile_lanes]: dout·vᵀ; gradients overwrite it
-  Compute *z, *slope;             // [tile_keys][tile_lanes]: members of Logits
-  Compute *shift, *delta;         // [queries]
-  Compute* transposed_gradients;  // [vector length][key_block]: gradients of irregular lanes
-  double* base;                   // [queries]: lse in units of log2
-  bool* regular;                  // [queries]: whether the kernels can compute the weights
-  bool* finite;                   // [tiles]: whether q and dout are free of NaN and infinities
-  bool* queries_are_finite;       // [queries]: set for tiles that are not finite
   index_t sums_of_row;
-  double* sums;  // [queries][sums_of_row]: sums over one pair of blocks
+  /// Float, double: multiplied by scale and, without a score function, by c.
+  Operand* q_rows = arena.template take<Operand>(tiles * tile_lanes * d_pitch);
+  Operand* dout = arena.template take<Operand>(tiles * value_depth * tile_lanes);  // in tuples
+  Operand* dout_rows = arena.template take<Operand>(tiles * tile_lanes * dv_pitch);
+  Compute* s = arena.template take<Compute>(tile_keys * tile_lanes);  // logits; weights overwrite them
+  Compute* u = arena.template take<Compute>(tile_keys * tile_lanes);  // dout·vᵀ; gradients overwrite it
+  Compute *z, *slope;  // [tile_keys][tile_lanes]: members of Logits
+  Compute* shift = arena.template take<Compute>(tiles * tile_lanes);
+  Compute* delta = arena.template take<Compute>(tiles * tile_lanes);
+  /// Of irregular lanes.
+  Compute* transposed_gradients = arena.template take<Compute>(this->kernels.width * key_block);
+  double* base = arena.template take<double>(tiles * tile_lanes);  // lse in units of log2
+  /// Whether the kernels can compute the weights.
+  bool* regular = arena.template take<bool>(tiles * tile_lanes);
+  bool* finite = arena.template take<bool>(tiles);  // whether q and dout are free of NaN and infinities
+  /// Set for tiles that are not finite.
+  bool* queries_are_finite = arena.template take<bool>(tiles * tile_lanes);
+  double* sums = arena.template take<double>(tiles * tile_lanes * sums_of_row);  // over one pair of blocks
   std::conditional_t<Op::is_bf16, Bf16Scratch<Compute, Operand>, Nothing> bf16{};
 };
 

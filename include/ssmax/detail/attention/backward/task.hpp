@@ -33,9 +33,7 @@ class BackwardTask {
       : problem_(problem),
         forward_(problem.forward),
         variant_(variant),
-        kernels_(memory.kernels),
         gradient_kernels_(detail::kernels<PrefillBackwardKernels<Compute>>()),
-        products_(memory.products),
         memory_(memory),
         loader_(problem, variant, memory),
         multipliers_(problem.forward.scale, variant),
@@ -51,14 +49,14 @@ class BackwardTask {
       sums_in_place_ = keys_have_one_sum();
     }
     Arena arena(sums);
-    head_sums_ = HeadSums<Compute, Operand>(arena, problem_, sequence_, memory_);
+    head_sums_ = HeadSums<Compute, Operand>(arena, problem_, sequence_, kv_head, memory_);
+    if (sums_in_place_) head_sums_.dk.partials = head_sums_.dv.partials = nullptr;
     if (is_same && kv_head == kv_head_) return;
     batch_ = sequence;
     kv_head_ = kv_head;
     loaded_queries_ = -1;
   }
 
-  /// Computes the whole kv head.
   void attend_all() {
     const index_t queries = query_blocks(sequence_), keys = key_blocks(sequence_);
     for (index_t j = 0; j < keys; ++j) prepare_keys(j);
@@ -93,17 +91,22 @@ class BackwardTask {
     std::fill_n(queries_sums(block), sums_in_use(block), Compute{0});
   }
 
-  /// Copies a key block into rows if necessary, finds NaN and infinities in K, and sets the partial sums to 0.
+  /// Copies a key block into rows if necessary, finds NaN and infinities in K, and sets the partial sums to 0 or, if
+  /// dk and dv hold sums of earlier queries, to these.
   void prepare_keys(index_t block) const {
     const index_t first = block * backward_key_block, count = keys_of(block);
     if (sequence_.rows > 0) {
-      if (packs_keys(problem_, sequence_, kernels_)) copy_keys(block);
+      if (packs_keys(problem_, sequence_, memory_.kernels)) copy_keys(block);
       find_nonfinite_keys(block);
     }
     if (problem_.stage.continues && sums_in_place_) return;
-    std::fill_n(dk_sums(first), in_passes(count) * memory_.d_pitch, Compute{0});
-    std::fill_n(dv_sums(first), in_passes(count) * memory_.dv_pitch, Compute{0});
-    if (problem_.stage.continues) load_key_sums(first, count);
+    for (const KeySums<Compute>* sums : {&head_sums_.dk, &head_sums_.dv}) {
+      Compute* const partial = sums->partial(first);
+      std::fill_n(partial, in_passes(count) * sums->pitch, Compute{0});
+      if (problem_.stage.continues)
+        gradient_kernels_.copy_rows(sums->whole(first), sums->stride(), count, sums->width, partial,
+                                    sums->pitch);
+    }
   }
 
   /// Adds the products of a query block and a key block to their gradients. After the last block of a partial sum
@@ -171,18 +174,16 @@ class BackwardTask {
     const Query query{batch_, kv_head_ * forward_.heads_per_kv_head(), 0, sequence_.shape};
     const index_t first = block * backward_key_block, d = forward_.width();
     for (index_t key = first; key < first + keys_of(block); ++key) {
-      Compute* dk = head_sums_.key_sums(problem_, sequence_, kv_head_, key);
+      Compute *dk = head_sums_.dk.whole(key), *dv = head_sums_.dv.whole(key);
       if (sequence_.rows == 0) {
         std::fill_n(dk, d, Compute{0});
-        std::fill_n(head_sums_.value_sums(problem_, sequence_, kv_head_, key), forward_.value_width(),
-                    Compute{0});
+        std::fill_n(dv, forward_.value_width(), Compute{0});
       }
       if (forward_.rotates_keys() && sequence_.rows > 0) {
         const index_t position =
             forward_.key_position + variant_.key_position(query, sequence_.stored.begin + key);
         rotate(forward_.rope, {dk, d}, {dk, d}, 1, d, position, true);
       }
-      Compute* dv = head_sums_.value_sums(problem_, sequence_, kv_head_, key);
       const index_t entry = sequence_.key_entry, row = sequence_.first_key_row + key;
       store(problem_.dk, problem_.old_dk, entry, kv_head_, row, dk);
       store(problem_.dv, problem_.old_dv, entry, kv_head_, row, dv);
@@ -199,12 +200,8 @@ class BackwardTask {
   index_t queries_of(index_t block) const {
     return std::min(query_block, sequence_.rows - block * query_block);
   }
-  index_t in_tiles(index_t queries) const {
-    return (queries + memory_.tile_lanes - 1) / memory_.tile_lanes * memory_.tile_lanes;
-  }
-  index_t in_passes(index_t keys) const {
-    return (keys + products_.pass - 1) / products_.pass * products_.pass;
-  }
+  index_t in_tiles(index_t queries) const { return round_up(queries, memory_.tile_lanes); }
+  index_t in_passes(index_t keys) const { return round_up(keys, memory_.products.pass); }
   index_t keys_of(index_t block) const {
     return std::min(backward_key_block, sequence_.keys - block * backward_key_block);
   }
@@ -293,29 +290,9 @@ class BackwardTask {
   /// Returns whether each key has one partial sum and the results have the layout of the partial sums.
   bool keys_have_one_sum() const {
     return problem_.stores_sums() && query_blocks(sequence_) <= blocks_per_sum &&
-           sequence_.keys % kernels_.pass == 0 && forward_.width() == memory_.d_pitch &&
+           sequence_.keys % memory_.kernels.pass == 0 && forward_.width() == memory_.d_pitch &&
            forward_.value_width() == memory_.dv_pitch && problem_.dk.stride(2) == memory_.d_pitch &&
            problem_.dv.stride(2) == memory_.dv_pitch;
-  }
-  /// Returns the partial sums of the keys from `first` on: [keys][d_pitch]. dv_sums returns [keys][dv_pitch].
-  Compute* dk_sums(index_t first) const {
-    return sums_in_place_ ? head_sums_.key_sums(problem_, sequence_, kv_head_, first)
-                          : head_sums_.dk + first * memory_.d_pitch;
-  }
-  Compute* dv_sums(index_t first) const {
-    return sums_in_place_ ? head_sums_.value_sums(problem_, sequence_, kv_head_, first)
-                          : head_sums_.dvalues + first * memory_.dv_pitch;
-  }
-
-  /// Loads the partial sums that dk and dv hold.
-  void load_key_sums(index_t first, index_t count) const {
-    const auto load = [&](const Compute* all, index_t stride, index_t columns, Compute* sums, index_t pitch) {
-      gradient_kernels_.copy_rows(all, stride, count, columns, sums, pitch);
-    };
-    load(head_sums_.key_sums(problem_, sequence_, kv_head_, first), head_sums_.key_stride(problem_.dk),
-         forward_.width(), dk_sums(first), memory_.d_pitch);
-    load(head_sums_.value_sums(problem_, sequence_, kv_head_, first), head_sums_.key_stride(problem_.dv),
-         forward_.value_width(), dv_sums(first), memory_.dv_pitch);
   }
 
   /// Copies a key block into rows of K and V, padded with 0 to whole vectors and whole passes.
@@ -326,8 +303,9 @@ class BackwardTask {
     std::fill_n(k, in_passes(count) * head_sums_.k_stride, Operand{});
     std::fill_n(v, in_passes(count) * head_sums_.v_stride, Operand{});
     const index_t key = sequence_.stored.begin + first;
-    loader_.load_keys(sequence_.shape, {batch_, kv_head_, {key, key + count}}, {k, head_sums_.k_stride},
-                      {v, head_sums_.v_stride});
+    const HeadKeys keys{batch_, kv_head_, {key, key + count}};
+    Op::load_keys(forward_, variant_, sequence_.shape, keys, memory_.widened_row, {k, head_sums_.k_stride});
+    Op::load_values(forward_.keys, keys, {v, head_sums_.v_stride});
   }
 
   /// Finds NaN and infinities in a block of K. The bf16 path also packs its panels, with 0 for NaN and infinities.
@@ -335,10 +313,10 @@ class BackwardTask {
     const index_t first = block * backward_key_block, count = keys_of(block), d = forward_.width();
     bool& finite = head_sums_.blocks_are_finite[block] = true;
     const BlockKeys<Compute, Operand> keys = block_keys(block);
-    finite = keys.k.stride == d ? products_.all_finite(keys.k.first, 0, 1, count * d)
-                                : products_.all_finite(keys.k.first, keys.k.stride, count, d);
+    finite = keys.k.stride == d ? memory_.products.all_finite(keys.k.first, 0, 1, count * d)
+                                : memory_.products.all_finite(keys.k.first, keys.k.stride, count, d);
     for (index_t i = 0; !finite && i < backward_key_block; ++i) {
-      head_sums_.keys_are_finite[first + i] = i >= count || products_.all_finite(keys.k[i], 0, 1, d);
+      head_sums_.keys_are_finite[first + i] = i >= count || memory_.products.all_finite(keys.k[i], 0, 1, d);
     }
     if constexpr (Op::is_bf16) {
       loader_.pack_panels(keys.k, count, finite, panels_of(block), head_sums_.panel);
@@ -354,18 +332,18 @@ class BackwardTask {
                                      .v = {head_sums_.v + first * head_sums_.v_stride, head_sums_.v_stride},
                                      .panels = panels_of(block),
                                      .panel_stride = head_sums_.panel,
-                                     .dk = dk_sums(first),
-                                     .dv = dv_sums(first),
+                                     .dk = head_sums_.dk.partial(first),
+                                     .dv = head_sums_.dv.partial(first),
                                      .finite = head_sums_.blocks_are_finite[block],
                                      .are_finite = head_sums_.keys_are_finite + first};
-    if (packs_keys(problem_, sequence_, kernels_)) return keys;
+    if (packs_keys(problem_, sequence_, memory_.kernels)) return keys;
     const AnyKeyRun run = forward_.keys.run(batch_, kv_head_, key);
     keys.k = {static_cast<const Operand*>(run.k), run.k_stride};
     keys.v = {static_cast<const Operand*>(run.v), run.v_stride};
     return keys;
   }
   Operand* panels_of(index_t block) const {
-    return head_sums_.panels + block * (memory_.d_pitch / products_.pass) * head_sums_.panel;
+    return head_sums_.panels + block * (memory_.d_pitch / memory_.products.pass) * head_sums_.panel;
   }
 
   /// Loads queries and dout of a block, unless the last call loaded the same block.
@@ -393,13 +371,13 @@ class BackwardTask {
     Compute* block_sums = queries_sums(block);
     const auto add_row = is_first ? gradient_kernels_.copy_rows : gradient_kernels_.add_rows;
     QueryCursor cursor(forward_, sequence_, kv_head_, first);
-    for (index_t i = 0; i < count; i += kernels_.width) {
+    for (index_t i = 0; i < count; i += memory_.kernels.width) {
       const Compute* dq = block_sums + i / tile_lanes * memory_.d_pitch * tile_lanes + i % tile_lanes;
-      const index_t lanes = std::min(kernels_.width, count - i);
-      for (index_t c = 0; c < d; c += kernels_.width) {
-        const index_t channels = std::min(kernels_.width, d - c);
+      const index_t lanes = std::min(memory_.kernels.width, count - i);
+      for (index_t c = 0; c < d; c += memory_.kernels.width) {
+        const index_t channels = std::min(memory_.kernels.width, d - c);
         for (index_t r = 0; r < channels; ++r) memory_.in[r] = dq + (c + r) * tile_lanes;
-        kernels_.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
+        memory_.kernels.transpose(memory_.in, channels, lanes, nullptr, memory_.staged + c, memory_.pitch);
       }
       for (index_t lane = 0; lane < lanes; ++lane, cursor.next()) {
         add_row(memory_.staged + lane * memory_.pitch, 0, 1, d,
@@ -428,22 +406,17 @@ class BackwardTask {
   void add_keys(index_t block, bool is_first, bool is_last) const {
     const index_t first = block * backward_key_block, count = keys_of(block);
     const auto add_rows = is_first ? gradient_kernels_.copy_rows : gradient_kernels_.add_rows;
-    const auto add = [&](Compute* sums, index_t pitch, index_t columns, Compute* all, index_t stride) {
-      add_rows(sums + first * pitch, pitch, count, columns, all, stride);
-      if (!is_last) std::fill_n(sums + first * pitch, count * pitch, Compute{0});
-    };
-    add(head_sums_.dk, memory_.d_pitch, forward_.width(),
-        head_sums_.key_sums(problem_, sequence_, kv_head_, first), head_sums_.key_stride(problem_.dk));
-    add(head_sums_.dvalues, memory_.dv_pitch, forward_.value_width(),
-        head_sums_.value_sums(problem_, sequence_, kv_head_, first), head_sums_.key_stride(problem_.dv));
+    for (const KeySums<Compute>* sums : {&head_sums_.dk, &head_sums_.dv}) {
+      Compute* const partial = sums->partial(first);
+      add_rows(partial, sums->pitch, count, sums->width, sums->whole(first), sums->stride());
+      if (!is_last) std::fill_n(partial, count * sums->pitch, Compute{0});
+    }
   }
 
   const BackwardProblem<Compute>& problem_;
   const Problem<Compute>& forward_;
   const GradientVariant<Compute>& variant_;
-  const PrefillKernels<Compute>& kernels_;
   const PrefillBackwardKernels<Compute>& gradient_kernels_;
-  const PrefillKernels<Compute, Operand>& products_;
   const Memory& memory_;
   const BackwardLoader<Compute, Operand> loader_;
   const Multipliers multipliers_;

@@ -88,24 +88,17 @@ KeyShare<K, V> keys_in(const View<const K, 4>& k, const View<const V, 4>& v, ind
   return {.k = addressable(k), .v = addressable(v), .keys = keys, .first = first};
 }
 
-template <class T>
-KeyShareOf<T> keys_of(const AttentionArguments<T>& a) {
-  return keys_in(a.k, a.v, a.k.extent(2));
-}
-template <class T>
-KeyShareOf<T> keys_of(const PartialArguments<T>& a) {
-  return keys_in(a.k, a.v, a.keys, a.first_key);
-}
-template <class T>
-KeyShareOf<T> keys_of(const BackwardArguments<T>& a) {
-  return keys_in(a.k, a.v, a.keys == 0 ? a.first_key + a.k.extent(2) : a.keys, a.first_key);
-}
-/// Returns the source of keys with the lengths of its sequences, if the options have lengths.
+/// Returns the source of the keys of a public function, with the lengths of its sequences if the options have lengths.
 template <class Arguments, class T>
 KeyShareOf<T> keys_of(const Arguments& a, const AttentionOptions<T>& options) {
-  KeyShareOf<T> keys = keys_of(a);
-  keys.lengths = options.lengths;
-  return keys;
+  index_t first = 0, keys = a.k.extent(2);
+  if constexpr (requires { a.first_key; }) {
+    first = a.first_key;
+    keys = a.keys == 0 ? first + keys : a.keys;
+  }
+  KeyShareOf<T> share = keys_in(a.k, a.v, keys, first);
+  share.lengths = options.lengths;
+  return share;
 }
 
 // ---- Result. ------------------------------------------------------------------------------------------------

@@ -9,8 +9,24 @@
 #include "../../checks/sequence_lengths.hpp"
 #include "../../checks/sinks.hpp"
 #include "../../checks/views.hpp"
-#include "arguments.hpp"
 #include "user_variant.hpp"
+
+SSMAX_BEGIN_CODE
+
+template <class T>
+struct AttentionArguments;
+template <class T>
+struct PartialArguments;
+template <class T>
+struct DecodeArguments;
+template <class T>
+struct BackwardArguments;
+template <class T>
+struct AttentionGradients;
+template <class T>
+struct AttentionOptions;
+
+SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
@@ -93,11 +109,17 @@ inline void check_part(const char* function, const char* first_name, index_t fir
   if (all < count || first > all - count) fail_value(function, first_name, "is", first, what, all);
 }
 
+/// Does the checks of the function above. `all` may be 0: the part ends where it ends.
+inline void check_last_part(const char* function, const char* first_name, index_t first, index_t count,
+                            const char* what, const char* all_name, index_t all) {
+  if (all == 0 && first >= 0 && first <= max_counted - count) return;
+  check_part(function, first_name, first, count, what, all_name, all);
+}
+
 template <class Arguments>
 void check_query_part(const char* function, const Arguments& a) {
-  if (a.queries == 0 && a.first_query >= 0 && a.first_query <= max_counted - a.q.extent(2)) return;
-  check_part(function, "first_query", a.first_query, a.q.extent(2), "leaves no room for q in queries,",
-             "queries", a.queries);
+  check_last_part(function, "first_query", a.first_query, a.q.extent(2), "leaves no room for q in queries,",
+                  "queries", a.queries);
 }
 
 /// The kinds of functions that take AttentionOptions.
@@ -180,13 +202,6 @@ void check_arguments(const char* function, const DecodeArguments<T>& a, const K&
   check_options(function, CallKind::source, options, a.q.extent(1));
 }
 
-template <class P>
-void check_policies_fit(const char* function, const QueryShape& shape, const P& variant) {
-  check_mask(variant.mask, shape);
-  check_score(variant.score, shape);
-  check_scaling(function, variant.scaling, shape);
-}
-
 /// Throws if a mask of a call without lengths is given with lengths.
 template <class M>
 void check_mask_takes_lengths(const char* function, const M&, const SequenceLengths& lengths) {
@@ -221,21 +236,25 @@ template <class Compute, class P>
 void check_policies(const char* function, const Problem<Compute>& problem, const Rope<Compute>* rope,
                     const P& variant) {
   check_mask_takes_lengths(function, variant.mask, problem.lengths);
-  const bool has_lengths = problem.lengths.is_given();
-  for_each_shape(problem, [&](const QueryShape& shape) { check_policies_fit(function, shape, variant); });
+  for_each_shape(problem, [&](const QueryShape& shape) {
+    check_mask(variant.mask, shape);
+    check_score(variant.score, shape);
+    check_scaling(function, variant.scaling, shape);
+  });
+  if (rope == nullptr) return;
   const index_t key_position = problem.key_position;
   // Larger than every table. Sums of this number and smaller numbers do not overflow.
   constexpr index_t furthest = std::numeric_limits<index_t>::max() / 4;
-  if (rope != nullptr && (key_position < -furthest || key_position > furthest)) {
+  if (key_position < -furthest || key_position > furthest) {
     fail_value(function, "key_position", "is", key_position, "positions are at most", furthest);
   }
   for (index_t batch = 0; batch < problem.sequences(); ++batch) {
     const Sequence sequence = sequence_of(problem, batch);
     const QueryShape& shape = sequence.shape;
-    if (!P::has_positions && !has_lengths && batch > 0 && shape.keys == problem.keys.length(0))
+    if (!P::has_positions && !problem.lengths.is_given() && batch > 0 && shape.keys == problem.keys.length(0))
       continue;  // entry 0 was checked
     const index_t first = problem.first_query, queries = sequence.queries;
-    if (rope == nullptr || queries == 0 || shape.keys == 0) continue;
+    if (queries == 0 || shape.keys == 0) continue;
     const index_t d = problem.width();
     const KeyRange stored = problem.rotates_keys() ? sequence.stored : KeyRange{};
     if constexpr (P::has_positions) {

@@ -43,15 +43,16 @@ class PlanState {
     const UserVariant<Compute, Softmax, M, Identity> variant(softmax, mask, identity);
     check_policies(function, problem, options.rope, variant);
     check(problem, variant);
-    make(function, problem.caller, [&] {
-      compiled::make_list<Operand>(problem, variant, Result<Compute>{}, threads_, memory_, list_);
-    });
+    problem.caller = {function, &explanation_};
+    compiled::make_list<Operand>(problem, variant, Result<Compute>{}, threads_, memory_, list_);
+    explanation_.workspace_bytes = list_.run_bytes;
   }
   /// Makes the list of a checked backward pass.
   template <class Operand>
   void plan(const char* function, BackwardProblem<Compute> problem, const GradientVariant<Compute>& variant) {
-    make(function, problem.forward.caller,
-         [&] { compiled::make_backward_list<Operand>(problem, variant, threads_, memory_, list_); });
+    problem.forward.caller = {function, &explanation_};
+    compiled::make_backward_list<Operand>(problem, variant, threads_, memory_, list_);
+    explanation_.workspace_bytes = list_.run_bytes;
   }
 
   const WorkList<Compute>& list() const { return list_; }
@@ -70,12 +71,6 @@ class PlanState {
   }
 
  private:
-  template <class Make>
-  void make(const char* function, Caller& caller, const Make& make_it) {
-    caller = {function, &explanation_};
-    make_it();
-    explanation_.workspace_bytes = list_.run_bytes;
-  }
   /// Returns the memory of a run. Throws unless the memory fits and the target is that of the plan.
   std::byte* checked(std::span<std::byte> memory) const {
     if (target_in_use() != explanation_.target) {

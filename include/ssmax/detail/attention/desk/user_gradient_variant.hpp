@@ -8,7 +8,7 @@
 #pragma once
 
 #include "../../kernels/prefill_backward.hpp"
-#include "../terms/gradient_variant.hpp"
+#include "../terms/variant.hpp"
 #include "user_variant.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -163,7 +163,7 @@ class UserGradientVariant final : public UserVariant<Compute, S, M, C, GradientV
           Compute& u = gradients.u[at * tile_lanes + lane];
           if (u == 0) return;
           double* sums = gradients.sums + lane * gradients.stride;
-          const Key seen{query, key, Base::query_position(query), Base::key_position(query, key)};
+          const Key seen = Base::key_of(query, key);
           const Compute dz = static_cast<Compute>(logits.rows[lane].multiplier) * u;
           Compute value{};
           const Compute before =
@@ -195,7 +195,7 @@ class UserGradientVariant final : public UserVariant<Compute, S, M, C, GradientV
       Base::for_each_visible(logits, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
         if (!detail::sees(mask, query, key)) return;
         Compute& z = logits.s[at * tile_lanes + lane];
-        const Key seen{query, key, Base::query_position(query), Base::key_position(query, key)};
+        const Key seen = Base::key_of(query, key);
         slope[at * tile_lanes + lane] *= static_cast<Compute>(part.derivative(z, seen));
         z = static_cast<Compute>(part(z, seen));
       });

@@ -13,7 +13,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// `Interface` is Variant<Compute> or GradientVariant<Compute> (gradient_variant.hpp).
+/// `Interface` is Variant<Compute> or GradientVariant<Compute>.
 template <class Compute, class S, class M, class C, class Interface = Variant<Compute>>
 class UserVariant : public Interface {
  public:
@@ -47,6 +47,9 @@ class UserVariant : public Interface {
     return detail::key_position(mask, query, key);
   }
   bool sees(const Query& query, index_t key) const override { return detail::sees(mask, query, key); }
+  Key key_of(const Query& query, index_t key) const {
+    return {query, key, query_position(query), key_position(query, key)};
+  }
 
   void apply(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const override {
     if constexpr (!std::same_as<C, Identity>) {
@@ -296,12 +299,12 @@ class UserVariant : public Interface {
 
   template <class Part>
   void apply_each(const Part& part, const Logits<Compute>& logits, const TileScratch<Compute>& memory) const {
-    for_each_visible(
-        logits, memory.kernels.width, [&](index_t at, index_t lane, const Query& query, index_t key) {
-          if (!detail::sees(mask, query, key)) return;
-          Compute& z = logits.s[at * memory.tile_lanes + lane];
-          z = static_cast<Compute>(part(z, Key{query, key, query_position(query), key_position(query, key)}));
-        });
+    for_each_visible(logits, memory.kernels.width,
+                     [&](index_t at, index_t lane, const Query& query, index_t key) {
+                       if (!detail::sees(mask, query, key)) return;
+                       Compute& z = logits.s[at * memory.tile_lanes + lane];
+                       z = static_cast<Compute>(part(z, key_of(query, key)));
+                     });
   }
 
  private:

@@ -14,7 +14,6 @@
 #include "../operands/finite.hpp"
 #include "../operands/gather.hpp"
 #include "../operands/prefetch.hpp"
-#include "../tile/queries.hpp"
 #include "../tile/softmax.hpp"
 #include "task.hpp"
 
@@ -24,38 +23,21 @@ SSMAX_BEGIN_DETAIL
 template <class Compute, class Operand>
 struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
   using Base = ForwardScratch<Compute, Operand>;
-  using Base::block_keys, Base::products, Base::tile_lanes;
+  using Base::arena, Base::block_keys, Base::tile_lanes;
   static_assert(logit_pitch >= key_block);
   static constexpr index_t max_rows = 16;  // whole vectors of the queries of a task
 
-  DecodeBf16Scratch(Arena& arena, index_t queries, const Problem<Compute>& problem)
-      : DecodeBf16Scratch(arena, queries, problem.width(), problem.value_width(), logit_parts(problem),
-                          problem.keys.k_kind() == ElementKind::quantized,
-                          problem.keys.v_kind() == ElementKind::quantized) {}
-
-  DecodeBf16Scratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_parts, bool dequantizes_k,
-                    bool dequantizes_v)
-      : Base(arena, queries, d, dv, a_parts * part_width(d),
-             detail::kernels<PrefillKernels<Compute, Operand>>()),
-        parts(a_parts),
-        pitch((dv + 31) / 32 * 32),
-        layout{.rows = tile_lanes, .channels = pitch},
-        k(arena.take<Operand>(block_keys * part_width(d))),
-        dequantized_k(dequantizes_k ? arena.take<Operand>(block_keys * d) : nullptr),
-        dequantized_v(dequantizes_v ? arena.take<Operand>(block_keys * dv) : nullptr),
-        finite(arena.take<Operand>(block_keys * dv)),
-        zeros(arena.take<Operand>(std::max(d, dv))),
-        k_rows(arena.take<const Operand*>(block_keys)),
-        v_rows(arena.take<const Operand*>(block_keys)),
-        later_k_rows(arena.take<const Operand*>(block_keys)),
-        later_v_rows(arena.take<const Operand*>(block_keys)),
-        found_k(arena.take<const std::byte*>(block_keys)),
-        found_v(arena.take<const std::byte*>(block_keys)),
-        row_logits(arena.take<Compute>(max_rows * logit_pitch)),
-        row_weights(arena.take<Operand>(max_rows * logit_pitch)),
-        before(arena.take<Compute>(tile_lanes * pitch)),
-        chunk(arena.take<Compute>(layout.size())),
-        total(arena.take<Compute>(layout.size())) {
+  DecodeBf16Scratch(Arena& an_arena, index_t queries, const Problem<Compute>& problem)
+      : Base(an_arena, queries, problem, logit_parts(problem) * part_width(problem.width())),
+        parts(logit_parts(problem)),
+        d(problem.width()),
+        dv(problem.value_width()),
+        dequantized_k(problem.keys.k_kind() == ElementKind::quantized
+                          ? arena.template take<Operand>(block_keys * d)
+                          : nullptr),
+        dequantized_v(problem.keys.v_kind() == ElementKind::quantized
+                          ? arena.template take<Operand>(block_keys * dv)
+                          : nullptr) {
     // Null while the arena counts bytes.
     if (zeros != nullptr) std::fill_n(zeros, std::max(d, dv), Operand{});
   }
@@ -68,20 +50,26 @@ struct DecodeBf16Scratch : ForwardScratch<Compute, Operand> {
       merge(o + r * pitch, other + r * pitch, pitch, factors[r], other_factors[r]);
   }
 
-  index_t parts, pitch;  // parts of a query; numbers per row of o
-  StateLayout layout;
-  Operand* k;                                    // packed keys of a block
-  Operand* dequantized_k;                        // [block_keys][d]: keys of 8 bits, else null
-  Operand* dequantized_v;                        // [block_keys][dv]: values of 8 bits, else null
-  Operand* finite;                               // [block_keys][dv]: values with 0 for NaN and infinities
-  Operand* zeros;                                // the row of a key that is not stored
-  const Operand **k_rows, **v_rows;              // [block_keys]
-  const Operand **later_k_rows, **later_v_rows;  // [block_keys]: rows to prefetch
-  const std::byte **found_k, **found_v;          // [block_keys]
-  Compute* row_logits;                           // [max_rows][logit_pitch]
-  Operand* row_weights;                          // [max_rows / 8][logit_pitch / 2][8][2]
-  Compute* before;                               // [tile_lanes][pitch]: o before the last product
-  Compute *chunk, *total;
+  index_t parts, d, dv;              // parts of a query; widths
+  index_t pitch = round_up(dv, 32);  // numbers per row of o
+  StateLayout layout{.rows = tile_lanes, .channels = pitch};
+  Operand* k = arena.template take<Operand>(block_keys * part_width(d));  // packed keys of a block
+  Operand* dequantized_k;  // [block_keys][d]: keys of 8 bits, else null
+  Operand* dequantized_v;  // [block_keys][dv]: values of 8 bits, else null
+  Operand* finite = arena.template take<Operand>(block_keys * dv);  // values with 0 for NaN and infinities
+  Operand* zeros = arena.template take<Operand>(std::max(d, dv));   // the row of a key that is not stored
+  const Operand** k_rows = arena.template take<const Operand*>(block_keys);
+  const Operand** v_rows = arena.template take<const Operand*>(block_keys);
+  const Operand** later_k_rows = arena.template take<const Operand*>(block_keys);  // to prefetch
+  const Operand** later_v_rows = arena.template take<const Operand*>(block_keys);
+  const std::byte** found_k = arena.template take<const std::byte*>(block_keys);
+  const std::byte** found_v = arena.template take<const std::byte*>(block_keys);
+  Compute* row_logits = arena.template take<Compute>(max_rows * logit_pitch);
+  Operand* row_weights =
+      arena.template take<Operand>(max_rows * logit_pitch);  // [max_rows / 8][logit_pitch / 2][8][2]
+  Compute* before = arena.template take<Compute>(tile_lanes * pitch);  // o before the last product
+  Compute* chunk = arena.template take<Compute>(layout.size());
+  Compute* total = arena.template take<Compute>(layout.size());
 };
 
 /// The attention of at most max_queries() queries of a kv head by pair dots of Operand, which is bfloat16.
@@ -101,29 +89,13 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
 
   /// Loads the queries of the task (ForwardTask::select). Returns the hull of their visible keys.
   KeyRange prepare(std::span<const Sequence> sequences, index_t kv_head, index_t first, index_t count) {
-    RowCursor cursor = this->select(sequences, kv_head, first, count);
-    const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
-      const QueryRow row = cursor.row(variant_);
-      cursor.next();
-      return row;
-    });
-    list_runs(variant_, memory_, lanes);
-    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count);
-    Hull hull;
-    for (index_t i = 0; i < lanes; i += memory_.products.width)
-      hull.add(memory_.hulls[i / memory_.products.width]);
+    const Hull hull = this->load_rows(sequences, kv_head, first, count, scores_.multipliers);
     has_short_runs_ = has_short_runs(problem_.keys, batch_, kv_head, hull.any, short_run);
     prefetch_ = has_short_runs_ ? 64 : keys_to_prefetch(problem_, rows_, hull.any, sizeof(Operand));
     // The kernels read 8 or 16 rows of logits, and write those of the queries.
     std::fill_n(memory_.row_logits + count * logit_pitch, (Memory::max_rows - count) * logit_pitch,
                 Compute{0});
     return hull.any;
-  }
-
-  /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
-  /// attend_chunk requires a call of sees_chunk for the same keys.
-  bool sees_chunk(KeyRange keys) const {
-    return !variant_.has_runs || find_visible_blocks(variant_, memory_, count_, keys);
   }
 
   /// Writes the states after the keys of one chunk.
@@ -248,7 +220,7 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
     }
     if (keys.size() <= 0) return;
     const index_t begin = keys.begin / packed_keys * packed_keys,
-                  packed = (keys.end - begin + packed_keys - 1) / packed_keys * packed_keys;
+                  packed = round_up(keys.end - begin, packed_keys);
     const index_t first_read = std::max(seen.begin, block.begin + begin);
     find_rows(block, {first_read, std::max(first_read, std::min(seen.end, block.begin + begin + packed))});
     // 1. Compute the logits, and replace them by weights.
@@ -285,7 +257,7 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
                                       const SoftmaxState<Compute>& state, bool& rescales) {
     if (kernels_.weights == nullptr || !takes_vectors_at_once(scores_, needed)) return false;
     // The kernel computes 32 keys at once.
-    const index_t end = keys.begin + (keys.size() + 31) / 32 * 32;
+    const index_t end = keys.begin + round_up(keys.size(), 32);
     const KeyRange seen = needed.of[0];
     if (seen.begin > keys.begin || seen.end < end) {
       for (index_t r = 0; r < memory_.products.width; ++r) {
@@ -349,13 +321,10 @@ class DecodeBf16Task : public ForwardTask<Compute, DecodeBf16Scratch<Compute, Op
       memory_.v_rows[key] = finite;
     }
     add_values(needed, o);
-    for (index_t key = seen.begin; key < seen.end; ++key) {
-      load_values(problem_.keys, {batch_, kv_head_, {key, key + 1}}, {memory_.staged, dv});
-      for_each_nonfinite(variant_, memory_.rows, count_, key, memory_.staged, dv,
-                         [&](index_t r, index_t c, Compute x) {
-                           row(o, r)[c] += static_cast<Compute>(*weights_.at(key - block.begin, r)) * x;
-                         });
-    }
+    for_each_nonfinite(problem_, variant_, {batch_, kv_head_, seen}, memory_.rows, count_, memory_.staged,
+                       [&](index_t r, index_t key, index_t c, Compute x) {
+                         row(o, r)[c] += static_cast<Compute>(*weights_.at(key - block.begin, r)) * x;
+                       });
   }
 
   const PairDecodeKernels<Compute, Operand>& kernels_;

@@ -1,8 +1,6 @@
 // Turns a query's state into its result: out and lse, or a state to be merged.
 #pragma once
 
-#include <algorithm>
-
 #include "../../../query.hpp"
 #include "../../checks/views.hpp"
 #include "../../kernels/rows.hpp"

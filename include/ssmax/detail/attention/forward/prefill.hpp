@@ -19,12 +19,41 @@
 #include "../operands/finite.hpp"
 #include "../operands/gather.hpp"
 #include "../operands/prefetch.hpp"
-#include "../tile/acquired_products.hpp"
 #include "../tile/softmax.hpp"
-#include "prefill_scratch.hpp"
 #include "task.hpp"
 
 SSMAX_BEGIN_DETAIL
+
+/// The scratch memory of one thread. Operand is the type of the products' operands.
+template <class Compute, class Operand = Compute>
+struct PrefillScratch : ForwardScratch<Compute, Operand> {
+  using Base = ForwardScratch<Compute, Operand>;
+  using Base::arena, Base::channels, Base::depth, Base::products, Base::tile_lanes, Base::tiles;
+  using Op = Operands<Compute, Operand>;
+
+  PrefillScratch(Arena& an_arena, index_t queries, const Problem<Compute>& problem)
+      : Base(an_arena, queries, problem,
+             product_depth<Operand>(problem, detail::kernels<PrefillKernels<Compute, Operand>>().depth)) {}
+
+  static constexpr bool in_lanes = true;  // states: one query per lane
+  void merge_outputs(Compute* o, const Compute* other, index_t, const Compute* factors,
+                     const Compute* other_factors) const {
+    products.merge(o, other, channels, factors, other_factors);
+  }
+
+  index_t held_keys = Op::held_keys(depth, channels);  // keys that are loaded at once
+  StateLayout layout{.tiles = tiles, .rows = tile_lanes, .channels = channels, .in_lanes = true};
+  Operand* k = arena.template take<Operand>(held_keys * depth);
+  /// The stride of panels: a panel and one cache line, so that the panels of a row use different cache sets.
+  index_t panel = held_keys * products.pass + 64 / static_cast<index_t>(sizeof(Operand));
+  /// [panel][held_keys][rows of a panel]: the layout of pack_values.
+  Operand* v = arena.template take<Operand>(channels / products.pass * panel);
+  /// Of a single tile's key blocks.
+  const std::byte** k_rows = arena.template take<const std::byte*>(2 * key_block);
+  const std::byte** v_rows = arena.template take<const std::byte*>(2 * key_block);
+  Compute* chunk = arena.template take<Compute>(layout.size());  // states
+  Compute* total = arena.template take<Compute>(layout.size());
+};
 
 /// The attention of some tiles of queries of a kv head. Operand is the type of the products' operands: Compute,
 /// or bfloat16 (see route.hpp).
@@ -48,29 +77,14 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
 
   /// Loads the queries of the task (ForwardTask::select). Returns the hull of their visible keys.
   KeyRange prepare(std::span<const Sequence> sequences, index_t kv_head, index_t first, index_t count) {
-    RowCursor cursor = this->select(sequences, kv_head, first, count);
-    tiles_ = (count + memory_.tile_lanes - 1) / memory_.tile_lanes;
-    const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
-      const QueryRow row = cursor.row(variant_);
-      cursor.next();
-      return row;
-    });
-    load_queries(problem_, variant_, scores_.multipliers, memory_, lanes, count);
-    list_runs(variant_, memory_, lanes);
-    hull_ = {};
-    for (index_t i = 0; i < lanes; i += kernels_.width) hull_.add(memory_.hulls[i / kernels_.width]);
+    hull_ = this->load_rows(sequences, kv_head, first, count, scores_.multipliers);
+    tiles_ = ceil_div(count, memory_.tile_lanes);
     finds_rows_ =
         tiles_ == 1 && has_short_runs(problem_.keys, batch_, kv_head, hull_.any, memory_.block_keys);
     keys_ahead_ = tiles_ == 1 && !finds_rows_ ? 2 * keys_to_prefetch(problem_, rows_, hull_.any, 1) : 0;
     listed_ = {memory_.k_rows, memory_.v_rows};
     next_listed_ = {memory_.k_rows + key_block, memory_.v_rows + key_block};
     return hull_.any;
-  }
-
-  /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
-  /// attend_chunk requires a call of sees_chunk for the same keys.
-  bool sees_chunk(KeyRange keys) const {
-    return !variant_.has_runs || find_visible_blocks(variant_, memory_, count_, keys);
   }
 
   /// Writes the states after the keys of one chunk.
@@ -210,7 +224,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   void load_held_keys(index_t first, KeyRange keys) {
     const index_t depth = memory_.depth, block_keys = memory_.block_keys;
     const index_t at = keys.begin - first, begin = at / block_keys * block_keys,
-                  end = (at + keys.size() + block_keys - 1) / block_keys * block_keys;
+                  end = round_up(at + keys.size(), block_keys);
     const ValuePanels<Operand> v{memory_.v, kernels_.pass, memory_.panel, panels()};
     held_ = {first, first, {memory_.k, depth}, v, true};
     if (!point_at_rows_of_k(keys)) {
@@ -334,16 +348,12 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   /// Adds NaN and infinities in V to the queries to which the key is visible. The panels hold 0 in their place.
   void accumulate_nonfinite(index_t tile, KeyRange block, const SoftmaxState<Compute>& state) const {
     const index_t tile_lanes = memory_.tile_lanes, queries = std::min(tile_lanes, count_ - tile * tile_lanes);
-    for (index_t key = std::max(block.begin, hull_.any.begin); key < std::min(block.end, hull_.any.end);
-         ++key) {
-      load_values(problem_.keys, {batch_, kv_head_, {key, key + 1}},
-                  {memory_.staged, problem_.value_width()});
-      for_each_nonfinite(variant_, memory_.rows + tile * tile_lanes, queries, key, memory_.staged,
-                         problem_.value_width(), [&](index_t lane, index_t c, Compute x) {
-                           state.o[c * tile_lanes + lane] +=
-                               static_cast<Compute>(*weights_of(memory_, key - block.begin, lane)) * x;
-                         });
-    }
+    const KeyRange keys{std::max(block.begin, hull_.any.begin), std::min(block.end, hull_.any.end)};
+    for_each_nonfinite(problem_, variant_, {batch_, kv_head_, keys}, memory_.rows + tile * tile_lanes,
+                       queries, memory_.staged, [&](index_t lane, index_t key, index_t c, Compute x) {
+                         state.o[c * tile_lanes + lane] +=
+                             static_cast<Compute>(*weights_of(memory_, key - block.begin, lane)) * x;
+                       });
   }
 
   /// Loaded keys: in the task's memory or in place.

@@ -22,30 +22,24 @@ SSMAX_BEGIN_DETAIL
 /// One thread's memory for one tile of queries and one kv head.
 template <class Compute>
 struct ShortScratch : LaneScratch<Compute> {
+  using LaneScratch<Compute>::arena;
   using LaneScratch<Compute>::tile_lanes;
 
-  ShortScratch(Arena& arena, index_t d, index_t dv)
-      : LaneScratch<Compute>(arena, tile_size(), d, dv, d),
-        k(arena.take<Compute>(key_block * d)),
-        v_pitch((dv + 15) / 16 * 16),
-        v(arena.take<Compute>(key_block * v_pitch)),
-        s(arena.take<Compute>(key_block * tile_lanes)),
-        shift(arena.take<Compute>(tile_lanes)),
-        sum(arena.take<Compute>(tile_lanes)),
-        factor(arena.take<Compute>(tile_lanes)),
-        out(arena.take<Compute*>(tile_lanes)),
-        wide(arena.take<Compute>(tile_lanes * v_pitch)) {}
+  ShortScratch(Arena& an_arena, index_t d, index_t dv)
+      : LaneScratch<Compute>(an_arena, tile_size(), d, dv, d), v_pitch(round_up(dv, 16)) {}
 
   static index_t tile_size() { return detail::kernels<PrefillKernels<Compute>>().width * tile_vectors; }
 
-  Compute* k;            // [key_block][d]
-  index_t v_pitch;       // row length of v, a multiple of the vector length of every target
-  Compute* v;            // [key_block][v_pitch]
-  Compute* s;            // [key_block][tile_lanes]: logits, then weights
-  Compute *shift, *sum;  // states
-  Compute* factor;       // [tile_lanes]: normalizing factors of the weights
-  Compute** out;         // [tile_lanes]: where each query's row is written
-  Compute* wide;         // [tile_lanes][v_pitch]: rows to be converted to the type of out
+  index_t v_pitch;  // row length of v, a multiple of the vector length of every target
+  Compute* k = arena.template take<Compute>(key_block * this->depth);
+  Compute* v = arena.template take<Compute>(key_block * v_pitch);
+  Compute* s = arena.template take<Compute>(key_block * tile_lanes);  // logits, then weights
+  Compute* shift = arena.template take<Compute>(tile_lanes);          // states
+  Compute* sum = arena.template take<Compute>(tile_lanes);
+  Compute* factor = arena.template take<Compute>(tile_lanes);  // normalizing factors of the weights
+  Compute** out = arena.template take<Compute*>(tile_lanes);   // where each query's row is written
+  /// Rows to be converted to the type of out.
+  Compute* wide = arena.template take<Compute>(tile_lanes * v_pitch);
 };
 
 template <class Compute>
@@ -68,7 +62,7 @@ class ShortTask {
     if (sequence.batch != sequence_.batch || kv_head != kv_head_) enter(sequence, kv_head);
     // The tiles of a head differ by at most one vector: two vectors and two, not three and one.
     const index_t width = kernels_.width, rows = sequence.queries * problem_.heads_per_kv_head(),
-                  vectors = (rows + width - 1) / width;
+                  vectors = ceil_div(rows, width);
     const index_t first = tile * vectors / tiles * width;
     count_ = std::min((tile + 1) * vectors / tiles * width, rows) - first;
     load_tile(first);
@@ -83,7 +77,11 @@ class ShortTask {
     }
     // After NaN and infinities were replaced by 0 in V, every later tile must add them.
     const bool has_nonfinite = finite_ == Finite::no || (masks && !values_are_finite());
-    for (index_t i = 0; i < count_; ++i) memory_.out[i] = place_result(i);
+    for (index_t i = 0; i < count_; ++i) {
+      const QueryRow& seen = memory_.rows[i];
+      memory_.out[i] = place_result(result_, seen, problem_.state_row(seen.query), memory_.shift[i],
+                                    memory_.sum[i], memory_.wide + i * memory_.v_pitch, memory_.factor[i]);
+    }
     for (index_t v = 0; v < needed.vectors; ++v) {
       const index_t lane = v * width, from = needed.of[v].begin;
       weigh_values_(memory_.s + from * memory_.tile_lanes + lane, std::min(width, count_ - lane),
@@ -117,7 +115,7 @@ class ShortTask {
       if (v_in_place) v_ = {static_cast<const Compute*>(run.v), run.v_stride};
     }
     if (!k_in_place) {
-      const index_t passes = (length_ + kernels_.pass - 1) / kernels_.pass * kernels_.pass;
+      const index_t passes = round_up(length_, kernels_.pass);
       std::fill_n(memory_.k, sequence_.stored.begin * d, Compute{0});
       load_keys(problem_, variant_, sequence_.shape, {sequence_.batch, kv_head_, sequence_.stored},
                 {memory_.k + sequence_.stored.begin * d, d});
@@ -128,16 +126,6 @@ class ShortTask {
       load_values(problem_.keys, {sequence_.batch, kv_head_, sequence_.stored},
                   {memory_.v + sequence_.stored.begin * memory_.v_pitch, memory_.v_pitch});
     }
-  }
-
-  /// Calls f(key, row of V) for every stored key.
-  template <class F>
-  void for_each_stored_value(const F& f) const {
-    for_each_run(problem_.keys, {sequence_.batch, kv_head_, sequence_.stored},
-                 [&](index_t key, const AnyKeyRun& run) {
-                   for (index_t i = 0; i < run.count; ++i)
-                     f(key + i, problem_.keys.load_v(run, i, memory_.staged));
-                 });
   }
 
   /// Loads the queries of a tile, from `first` on. If all queries of a head have the same visible keys, calls the
@@ -166,13 +154,6 @@ class ShortTask {
     update_states(scores_, kernels_, memory_, logits, state, s);
   }
 
-  /// Normalizes the query in lane i. Returns where its row is written in Compute.
-  Compute* place_result(index_t i) const {
-    const QueryRow& seen = memory_.rows[i];
-    return detail::place_result(result_, seen, problem_.state_row(seen.query), memory_.shift[i],
-                                memory_.sum[i], memory_.wide + i * memory_.v_pitch, memory_.factor[i]);
-  }
-
   /// Returns whether V is free of NaN and infinities. If V is not, points v_ at a copy with 0 in their place.
   bool values_are_finite() {
     const index_t dv = problem_.value_width();
@@ -190,12 +171,10 @@ class ShortTask {
 
   /// Adds NaN and infinities in V to the queries to which the key is visible.
   void add_nonfinite() const {
-    for_each_stored_value([&](index_t key, const Compute* value) {
-      for_each_nonfinite(variant_, memory_.rows, count_, key, value, problem_.value_width(),
-                         [&](index_t i, index_t c, Compute x) {
-                           memory_.out[i][c] += memory_.s[key * memory_.tile_lanes + i] * x;
-                         });
-    });
+    for_each_nonfinite(problem_, variant_, {sequence_.batch, kv_head_, sequence_.stored}, memory_.rows,
+                       count_, memory_.staged, [&](index_t i, index_t key, index_t c, Compute x) {
+                         memory_.out[i][c] += memory_.s[key * memory_.tile_lanes + i] * x;
+                       });
   }
 
   enum class Finite { unknown, yes, no };

@@ -6,8 +6,7 @@
 #include <span>
 
 #include "../../rows/state.hpp"
-#include "../terms/problem.hpp"
-#include "../terms/variant.hpp"
+#include "../tile/queries.hpp"
 #include "epilogue.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -19,6 +18,12 @@ class ForwardTask {
  public:
   ForwardTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
       : problem_(problem), variant_(variant), memory_(memory) {}
+
+  /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
+  /// attend_chunk requires a call of sees_chunk for the same keys.
+  bool sees_chunk(KeyRange keys) const {
+    return !variant_.has_runs || find_visible_blocks(variant_, memory_, count_, keys);
+  }
 
   /// Initializes the states: to the state before the first key or, if the result continues a state, to that state.
   void begin(Compute* states, const Result<Compute>& result) const {
@@ -85,6 +90,24 @@ class ForwardTask {
     count_ = count;
     rows_ = std::ssize(sequences) * sequence_->queries * problem_.heads_per_kv_head();
     return {problem_, sequences, kv_head, first};
+  }
+
+  /// Selects rows as the function above does, and loads their queries into lanes. Returns the hull of their visible
+  /// keys.
+  Hull load_rows(std::span<const Sequence> sequences, index_t kv_head, index_t first, index_t count,
+                 const Multipliers& multiply) {
+    RowCursor cursor = select(sequences, kv_head, first, count);
+    const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
+      const QueryRow row = cursor.row(variant_);
+      cursor.next();
+      return row;
+    });
+    list_runs(variant_, memory_, lanes);
+    load_queries(problem_, variant_, multiply, memory_, lanes, count);
+    Hull hull;
+    for (index_t i = 0; i < lanes; i += memory_.kernels.width)
+      hull.add(memory_.hulls[i / memory_.kernels.width]);
+    return hull;
   }
 
   /// Sets the states to the state before the first key.

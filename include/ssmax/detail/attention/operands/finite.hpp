@@ -2,9 +2,10 @@
 // place, and the number is added separately to each query that attends to the key.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
-#include "../terms/variant.hpp"
+#include "load.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -28,6 +29,20 @@ void for_each_nonfinite(const Variant<Compute>& variant, const QueryRow* rows, i
       if (key < row.keys.begin || key >= row.keys.end || !variant.sees(row.query, key)) continue;
       add(i, c, value[c]);
     }
+  }
+}
+
+/// Calls add(query, key, channel, x) as the function above does, for all values of `keys`. value[value_width] is
+/// scratch.
+template <class Compute, class Add>
+void for_each_nonfinite(const Problem<Compute>& problem, const Variant<Compute>& variant,
+                        const HeadKeys& keys, const QueryRow* rows, index_t queries, Compute* value,
+                        const Add& add) {
+  const index_t dv = problem.value_width();
+  for (index_t key = keys.range.begin; key < keys.range.end; ++key) {
+    load_values(problem.keys, {keys.batch, keys.kv_head, {key, key + 1}}, {value, dv});
+    for_each_nonfinite(variant, rows, queries, key, value, dv,
+                       [&](index_t i, index_t c, Compute x) { add(i, key, c, x); });
   }
 }
 

@@ -1,5 +1,5 @@
 // Defines how the numbers of a tile are multiplied: in float or double, or as bfloat16 with float accumulation (the
-// bf16 path).
+// bf16 path). Products of bfloat16 may take units that a thread configures first (AMX tiles).
 //
 // | | float, double | bf16 path |
 // |---|---|---|
@@ -24,7 +24,6 @@ template <class Compute, class Operand>
 struct Operands {
   static constexpr bool is_bf16 = !std::same_as<Compute, Operand>;
   static constexpr index_t tuple = tuple_size<Compute, Operand>;
-  static constexpr bool adds_tiles_together = is_bf16;  // applies to dk and dv
 
   /// Returns the number of keys of a key block. On the bf16 path, 64 keys of width 64 and the operands of their
   /// products fit a first-level cache of 48 KiB. For wider heads, 128 keys share one rescaling.
@@ -95,8 +94,24 @@ struct Operands {
                    [sign](Operand x) { return static_cast<Operand>(sign * static_cast<Compute>(x)); });
     return c < 0 ? -c : 1;
   }
+};
 
-  static bool is_finite(Operand x) { return std::isfinite(static_cast<Compute>(x)); }
+/// A guard: its constructor configures this thread's units for the kernels' products, its destructor releases the
+/// units. Kernels without such units need no configuration.
+template <class Compute, class Operand>
+class AcquiredProducts {
+ public:
+  explicit AcquiredProducts(const PrefillKernels<Compute, Operand>& kernels) : kernels_(kernels) {
+    if (kernels_.acquire != nullptr) kernels_.acquire();
+  }
+  AcquiredProducts(const AcquiredProducts&) = delete;
+  AcquiredProducts& operator=(const AcquiredProducts&) = delete;
+  ~AcquiredProducts() {
+    if (kernels_.release != nullptr) kernels_.release();
+  }
+
+ private:
+  const PrefillKernels<Compute, Operand>& kernels_;
 };
 
 SSMAX_END

@@ -28,14 +28,14 @@ index_t logit_parts(const Problem<Compute>& problem) {
 
 /// Returns the number of channels of a part of width d: the products take pairs of channels, so an odd width has one
 /// more channel, which is 0.
-SSMAX_INLINE constexpr index_t part_width(index_t d) { return (d + 1) / 2 * 2; }
+SSMAX_INLINE constexpr index_t part_width(index_t d) { return round_up(d, 2); }
 
 /// Returns the number of channels that the product of q and k sums over. On the bf16 path the number is rounded up
 /// to a multiple of `unit`.
 template <class Operand, class Compute>
 index_t product_depth(const Problem<Compute>& problem, index_t unit) {
   if constexpr (std::same_as<Operand, Compute>) return problem.width();
-  return (part_width(problem.width()) * logit_parts(problem) + unit - 1) / unit * unit;
+  return round_up(part_width(problem.width()) * logit_parts(problem), unit);
 }
 
 /// Splits in[n] = high + low, each rounded to nearest. Requires scratch[n].
@@ -97,12 +97,10 @@ void load_key_parts(const Problem<Compute>& problem, const Variant<Compute>& var
           split_row(widened_row, d, out, out + 2 * w, widened_row + d);
           std::copy_n(out, d, out + w);
         }
-      } else if (dequantizes) {
-        for (index_t part = 1; part < parts; ++part) std::copy_n(out, d, out + part * w);
       } else {
-        for (index_t part = 0; part < parts; ++part) {
-          std::copy_n(static_cast<const bfloat16*>(run.k) + i * run.k_stride, d, out + part * w);
-        }
+        const bfloat16* const row =
+            dequantizes ? out : static_cast<const bfloat16*>(run.k) + i * run.k_stride;
+        for (index_t part = dequantizes ? 1 : 0; part < parts; ++part) std::copy_n(row, d, out + part * w);
       }
       pad_parts(out, d, parts, rows.stride);
     }

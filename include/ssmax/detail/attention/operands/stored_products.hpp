@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../terms/factors.hpp"
 #include "../terms/keys.hpp"
 
 SSMAX_BEGIN_DETAIL

@@ -12,10 +12,17 @@
 #include "../../kernels/convert.hpp"
 #include "../../kernels/decode.hpp"
 #include "../../kernels/rows.hpp"
-#include "factors.hpp"
 #include "tensors.hpp"
 
 SSMAX_BEGIN_SHARED
+
+/// The factors of the keys, or of the values, of a run. A number is element · factor of the row · factor of the
+/// channel.
+struct StoredFactors {
+  const float* rows = nullptr;      // null: each is 1
+  index_t rows_stride = 1;          // floats from one factor to the next, or 0
+  const float* channels = nullptr;  // the same for all rows of the run. null: each is 1
+};
 
 /// A run of keys that lie contiguous in memory (KeyRun of any storage type). Strides count elements.
 struct AnyKeyRun {
@@ -50,6 +57,23 @@ struct StoredProducts {
 SSMAX_END
 
 SSMAX_BEGIN_DETAIL
+
+/// Calls f(first key, factors, count) with contiguous factors of rows: in place if the stride is 1, else with copies of
+/// up to 256 factors.
+template <class F>
+void for_contiguous_factors(const StoredFactors& factors, index_t keys, const F& f) {
+  const float* rows = factors.rows;
+  const index_t stride = rows == nullptr ? 0 : factors.rows_stride;
+  if (stride == 1) return f(index_t{0}, rows, keys);
+  constexpr index_t most = 256;
+  float copies[most];
+  if (stride == 0) std::fill_n(copies, std::min(most, keys), rows == nullptr ? 1 : *rows);
+  for (index_t key = 0; key < keys; key += most) {
+    const index_t count = std::min(most, keys - key);
+    for (index_t i = 0; stride != 0 && i < count; ++i) copies[i] = rows[(key + i) * stride];
+    f(key, static_cast<const float*>(copies), count);
+  }
+}
 
 template <class S>
 index_t length_of(const void* source, index_t batch) {
@@ -212,15 +236,10 @@ class AnyKeys {
                               const std::byte** v_rows) const {
     find_rows_(source_, batch, kv_head, keys, k_rows, v_rows);
   }
-  /// Returns row i of a run's keys or values: in place if the row is stored as Compute, else converted in scratch.
+  /// Returns row i of a run's keys: in place if the row is stored as Compute, else converted in scratch.
   SSMAX_INLINE const Compute* load_k(const AnyKeyRun& run, index_t i, Compute* scratch) const {
     if (k_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.k) + i * run.k_stride;
     load_k_(run.k, run.k_stride, run.k_factors, {i, i + 1}, shape_.width, scratch, 0);
-    return scratch;
-  }
-  SSMAX_INLINE const Compute* load_v(const AnyKeyRun& run, index_t i, Compute* scratch) const {
-    if (v_kind_ == ElementKind::compute) return static_cast<const Compute*>(run.v) + i * run.v_stride;
-    load_v_(run.v, run.v_stride, run.v_factors, {i, i + 1}, shape_.value_width, scratch, 0);
     return scratch;
   }
   /// Writes the keys or values of a run, converted, to `out`.

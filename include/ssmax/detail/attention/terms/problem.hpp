@@ -1,5 +1,5 @@
-// Defines Problem and Result: everything that the drivers of the forward pass read about one call. Defines the cursors
-// over its rows.
+// Defines Problem and Result: everything that the drivers of the forward pass read about one call. Defines its
+// sequences, and the cursors over its rows.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,6 @@
 #include "../../../storage.hpp"
 #include "../../../view.hpp"
 #include "keys.hpp"
-#include "sequence.hpp"
 #include "tensors.hpp"
 
 SSMAX_BEGIN_SHARED
@@ -69,18 +68,14 @@ struct Problem {
   Caller caller{};
 
   SSMAX_INLINE bool has_rope() const { return rotation != Rotation::none; }
-  /// Returns whether the call rotates keys.
   SSMAX_INLINE bool rotates_keys() const { return rotation == Rotation::in_call; }
-  /// Returns the number of sequences.
   SSMAX_INLINE index_t sequences() const { return lengths.is_given() ? lengths.count() : q.extent(0); }
-  /// Returns the first head of q.
   SSMAX_INLINE index_t first_head() const { return q.first_head(); }
   /// Returns the row of a query in a state.
   SSMAX_INLINE index_t state_row(const Query& query) const { return query.index - first_query; }
   SSMAX_INLINE index_t width() const { return q.extent(3); }
   SSMAX_INLINE index_t value_width() const { return keys.shape().value_width; }
   SSMAX_INLINE index_t kv_heads() const { return keys.shape().kv_heads; }
-  /// Returns the number of query heads per kv head.
   SSMAX_INLINE index_t heads_per_kv_head() const {
     const index_t heads = q.extent(1), of_keys = kv_heads();
     return heads == of_keys && heads > 0 ? 1 : heads / std::max<index_t>(of_keys, 1);
@@ -100,6 +95,19 @@ struct Result {
   SSMAX_INLINE bool continues() const { return start.shift.data_handle() != nullptr; }
 };
 
+/// One sequence of a call: a batch entry, or one of several sequences in packed rows.
+struct Sequence {
+  index_t batch = -1;                // its batch entry in Query, in keys and in states
+  index_t entry = 0, first_row = 0;  // its rows in q, out and lse: [entry, head, first_row + i]
+  index_t row_shift = 0;             // the row of a query is its index + row_shift
+  index_t queries = 0;               // rows per head
+  QueryShape shape{};                // the extents that mask, scaling and score see
+  KeyRange stored{};                 // the keys that the call computes
+  bool has_start = true;             // whether Result::start, if given, has a state for it
+  Path path = Path::none;
+  const char* reason = "";  // why no faster path takes the sequence
+};
+
 struct QueryRow {
   Query query{};
   KeyRange keys{};        // keys that may be visible and are stored
@@ -115,6 +123,11 @@ struct QueryRow {
 SSMAX_END
 
 SSMAX_BEGIN_DETAIL
+
+/// Returns n / unit, rounded up.
+SSMAX_INLINE constexpr index_t ceil_div(index_t n, index_t unit) { return (n + unit - 1) / unit; }
+/// Returns the smallest multiple of `unit` that is at least n.
+SSMAX_INLINE constexpr index_t round_up(index_t n, index_t unit) { return ceil_div(n, unit) * unit; }
 
 /// Returns a sequence of a call, without its path.
 template <class Compute>

@@ -83,7 +83,6 @@ class Rows {
   SSMAX_INLINE constexpr index_t extent(int i) const { return extents_[i]; }
   SSMAX_INLINE constexpr index_t stride(int i) const { return strides_[i]; }
   SSMAX_INLINE constexpr index_t first_head() const { return first_head_; }
-  /// Returns the head after the last one.
   SSMAX_INLINE constexpr index_t end_head() const { return first_head_ + extents_[1]; }
   SSMAX_INLINE constexpr bool is_given() const { return data_ != nullptr; }
   SSMAX_INLINE constexpr void set_first_head(index_t head) { first_head_ = head; }

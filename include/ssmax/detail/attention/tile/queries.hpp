@@ -21,7 +21,7 @@ enum class UnusedLanes {
 template <class Compute, class Operand, class Row>
 index_t list_queries(const LaneScratch<Compute, Operand>& memory, index_t count, UnusedLanes unused,
                      const Row& row) {
-  const index_t width = memory.kernels.width, lanes = (count + width - 1) / width * width;
+  const index_t width = memory.kernels.width, lanes = round_up(count, width);
   for (index_t i = 0; i < lanes; i += width) {
     Hull hull;
     const index_t real = std::min(i + width, count);

@@ -86,7 +86,8 @@ class Scores {
         } else {
           variant_.apply(logits, memory_);
         }
-        subtract_offset(logits);
+        if constexpr (Operands<Compute, Operand>::is_bf16)
+          place(logits, logits.s, memory_.lane.one, logits.offset);
       } else {
         variant_.apply(logits, memory_);
       }
@@ -98,7 +99,6 @@ class Scores {
     mask_keys(memory_, logits);
   }
 
-  /// Applies a pending multiplier.
   void apply_multiplier(Logits<Compute>& logits) const {
     if constexpr (Operands<Compute, Operand>::is_bf16) {
       if constexpr (is_backward) {
@@ -111,10 +111,6 @@ class Scores {
   }
 
  private:
-  void subtract_offset(Logits<Compute>& logits) const {
-    if constexpr (Operands<Compute, Operand>::is_bf16)
-      place(logits, logits.s, memory_.lane.one, logits.offset);
-  }
   void place(Logits<Compute>& logits, const Compute* from, const Compute* multiplier,
              const Compute* offset) const {
     products_.place(from, logits.keys.size(), multiplier, offset, logits.s);

@@ -32,19 +32,12 @@ struct LaneScratch : TileScratch<Compute> {
 
   /// Takes memory for `queries` queries with `a_depth` channels per lane. `d` and `dv` are the widths of keys and
   /// values.
-  LaneScratch(Arena& arena, index_t queries, index_t d, index_t dv, index_t a_depth)
-      : TileScratch<Compute>(take_tile_scratch(arena, detail::kernels<PrefillKernels<Compute>>())),
+  LaneScratch(Arena& an_arena, index_t queries, index_t d, index_t dv, index_t a_depth)
+      : TileScratch<Compute>(take_tile_scratch(an_arena, detail::kernels<PrefillKernels<Compute>>())),
+        arena(an_arena),
         depth(a_depth),
-        tiles((queries + tile_lanes - 1) / tile_lanes),
-        rows(arena.take<QueryRow>(tiles * tile_lanes)),
-        hulls(arena.take<Hull>(tiles * tile_vectors)),
-        block_hulls(arena.take<Hull>(tiles * tile_vectors)),
-        distinct_rows(arena.take<index_t>(tiles * tile_vectors)),
-        visible_blocks(arena.take<std::uint32_t>(tiles)),
-        masked_keys(arena.take<KeyRange>(tiles)),
-        q(arena.take<Operand>(tiles * depth * tile_lanes)),
-        pitch((std::max({d, dv, depth / tuple_size<Compute, Operand>}) + 15) / 16 * 16),
-        staged(arena.take<Compute>(kernels.width * pitch)) {}
+        tiles(ceil_div(queries, tile_lanes)),
+        pitch(round_up(std::max({d, dv, depth / tuple_size<Compute, Operand>}), 16)) {}
 
   static TileScratch<Compute> take_tile_scratch(Arena& arena, const PrefillKernels<Compute>& kernels) {
     const index_t tile_lanes = kernels.width * tile_vectors;
@@ -56,18 +49,21 @@ struct LaneScratch : TileScratch<Compute> {
             arena.take<Compute>(kernels.width * key_block)};
   }
 
+  Arena& arena;   // the memory of the members below and of derived structs
   index_t depth;  // channels of the product of q and k
   index_t tiles;
-  QueryRow* rows;  // [tiles · tile_lanes]
-  Hull* hulls;     // [tiles · tile_vectors]: hulls over all keys
+  index_t pitch;  // numbers per row of K or V: a multiple of the vector length of every target
+  QueryRow* rows = arena.take<QueryRow>(tiles * tile_lanes);
+  Hull* hulls = arena.take<Hull>(tiles * tile_vectors);  // over all keys
   // Under a mask with runs only:
-  Hull* block_hulls;       // [tiles · tile_vectors]: hulls over the last key block
-  index_t* distinct_rows;  // [tiles · tile_vectors]: 1 if all rows have the same runs, else the vector length
-  std::uint32_t* visible_blocks;  // [tiles]: one bit per visible_block keys of a chunk
-  KeyRange* masked_keys;          // [tiles]: a range of keys that are masked for every query of the tile
-  Operand* q;                     // [tiles][depth / tuple][tile_lanes][tuple]
-  index_t pitch;    // numbers per row of K or V: a multiple of the vector length of every target
-  Compute* staged;  // [vector length][pitch]: staging buffer of queries and of results
+  Hull* block_hulls = arena.take<Hull>(tiles * tile_vectors);  // over the last key block
+  /// 1 for a vector whose rows have the same runs, else the vector length.
+  index_t* distinct_rows = arena.take<index_t>(tiles * tile_vectors);
+  /// One bit per visible_block keys of a chunk.
+  std::uint32_t* visible_blocks = arena.take<std::uint32_t>(tiles);
+  KeyRange* masked_keys = arena.take<KeyRange>(tiles);  // keys that are masked for every query of the tile
+  Operand* q = arena.take<Operand>(tiles * depth * tile_lanes);  // [tiles][depth / tuple][tile_lanes][tuple]
+  Compute* staged = arena.take<Compute>(kernels.width * pitch);  // staging buffer of queries and of results
   // On the bf16 path only, from the derived scratch:
   Compute* multipliers = nullptr;  // forward pass: [tiles · tile_lanes], multipliers of logits
   Compute* widened_row = nullptr;  // [2][d]: a row to be rotated, and its rounding error

@@ -22,15 +22,14 @@ struct NeededKeys {
   NeededKeys(const Hull* a_hulls, index_t queries, index_t vector_length, KeyRange a_block, index_t pass)
       : hulls(a_hulls),
         block(a_block),
-        vectors(std::min<index_t>(tile_vectors, (queries + vector_length - 1) / vector_length)) {
+        vectors(std::min<index_t>(tile_vectors, ceil_div(queries, vector_length))) {
     for (index_t v = 0; v < vectors; ++v) {
       const index_t first = std::max(hulls[v].any.begin, block.begin) - block.begin;
       const index_t last = std::min(hulls[v].any.end, block.end) - block.begin;
-      if (first < last) of[v] = {first / pass * pass, (last + pass - 1) / pass * pass};
+      if (first < last) of[v] = {first / pass * pass, round_up(last, pass)};
     }
   }
 
-  /// Returns whether a vector needs a key.
   bool any() const {
     return std::any_of(of, of + vectors, [](KeyRange keys) { return keys.size() > 0; });
   }

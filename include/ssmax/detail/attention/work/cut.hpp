@@ -52,11 +52,11 @@ class PathCut {
     const auto count = [&] {
       path.tasks = 0;
       for (Works& some : works) {
-        some.blocks = (some.rows + path.queries - 1) / path.queries;
+        some.blocks = ceil_div(some.rows, path.queries);
         path.tasks += tasks_of(some);
       }
     };
-    path.queries = std::min(blocks.most, (path.rows + blocks.unit - 1) / blocks.unit * blocks.unit);
+    path.queries = std::min(blocks.most, round_up(path.rows, blocks.unit));
     count();
     // Under a causal mask the last query blocks cost the most. Four tasks per thread balance the load.
     while (threads_ > 1 && path.tasks < 4 * threads_ && path.queries > blocks.unit) {

@@ -31,5 +31,5 @@ void run_attention(const shared::Problem<Compute>& problem, const shared::Varian
 SSMAX_END
 
 #if SSMAX_COMPILES_DRIVERS
-#include "schedule.hpp"
+#include "run.hpp"
 #endif

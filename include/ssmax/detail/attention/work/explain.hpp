@@ -20,28 +20,19 @@ inline bool traces_calls() {
   return traces;
 }
 
-/// Returns false in most calls.
-inline bool is_explained(const Caller& caller) { return caller.explanation != nullptr || traces_calls(); }
-
 inline void print(const Explanation& e) {
   char line[max_of_a_line];
   write_line(e, line);
   std::fprintf(stderr, "%s\n", line);
 }
 
-/// Returns an explanation without the sizes of tasks.
+/// Returns what holds for any works of a list.
 template <class Compute>
-Explanation explanation_of(const Caller& caller, const Route& route, index_t rows) {
-  const bool is_bf16 = route.path == Path::prefill_bf16 || route.path == Path::decode_bf16 ||
-                       route.path == Path::backward_bf16;
+SSMAX_COLD Explanation explanation_of_call(const WorkList<Compute>& list, const Problem<Compute>& problem) {
   Explanation e;
-  e.function = caller.function;
+  e.function = problem.caller.function;
   e.target = target_in_use();
-  e.path = route.path;
-  if (route.path == Path::none) return e;
-  e.operands = is_bf16 ? "bfloat16" : std::same_as<Compute, double> ? "double" : "float";
-  e.rows = rows;
-  e.reason = route.reason;
+  e.workspace_bytes = bytes_of(list);
   return e;
 }
 
@@ -51,7 +42,13 @@ SSMAX_COLD Explanation explanation_of(const WorkList<Compute>& list, const Phase
                                       const PathWorks<Compute>& works, const Problem<Compute>& problem) {
   const Split& split = split_of(works, problem);
   const bool keeps_order = works.driver->keeps_order;
-  Explanation e = explanation_of<Compute>(problem.caller, {works.driver->path, works.reason}, works.rows);
+  const Path path = works.driver->path;
+  const bool is_bf16 = path == Path::prefill_bf16 || path == Path::decode_bf16 || path == Path::backward_bf16;
+  Explanation e = explanation_of_call(list, problem);
+  e.path = path;
+  e.operands = is_bf16 ? "bfloat16" : std::same_as<Compute, double> ? "double" : "float";
+  e.rows = works.rows;
+  e.reason = works.reason;
   e.query_block = works.queries;
   e.key_block = works.sizes.block_keys;
   e.tile_lanes = works.sizes.tile_lanes;
@@ -60,18 +57,13 @@ SSMAX_COLD Explanation explanation_of(const WorkList<Compute>& list, const Phase
   e.heads_together = keeps_order ? 1 : split.at_once;
   e.threads = phase.lanes;
   e.shared_sequences = list.shared_sequences;
-  e.workspace_bytes = bytes_of(list);
   return e;
 }
 
 /// Returns the explanation of the path of a list that runs last.
 template <class Compute>
 SSMAX_COLD Explanation explanation_of(const WorkList<Compute>& list, const Problem<Compute>& problem) {
-  if (list.phase_count == 0) {
-    Explanation e = explanation_of<Compute>(problem.caller, Route{}, 0);
-    e.workspace_bytes = bytes_of(list);
-    return e;
-  }
+  if (list.phase_count == 0) return explanation_of_call(list, problem);
   return explanation_of(list, list.phases[list.phase_count - 1], list.paths[list.path_count - 1], problem);
 }
 

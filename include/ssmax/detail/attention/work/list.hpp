@@ -9,9 +9,38 @@
 #include "../../memory/arena.hpp"
 #include "../operands/gather.hpp"
 #include "../terms/problem.hpp"
-#include "path_driver.hpp"
 
 SSMAX_BEGIN_SHARED
+
+template <class Compute>
+struct PathRun;
+
+/// The sizes of query blocks of a path.
+struct QueryBlocks {
+  index_t unit, most;  // rows of the smallest and of the largest task
+  bool are_few;        // whether the call has so few rows that each key is read once
+};
+
+/// The sizes of a task with some number of rows.
+struct TaskSizes {
+  std::size_t lane_bytes;  // the scratch memory of a lane
+  index_t states;          // numbers of the task's states
+  index_t block_keys, tile_lanes;
+};
+
+/// A path: its name, its units, and the function that computes its tasks.
+template <class Compute>
+struct PathDriver {
+  Path path;
+  /// True if tasks stay in the order of memory, and a lane takes runs of them. For tasks of microseconds it is true:
+  /// the processor prefetches neighbouring rows. In the order of their costs they take more time. Measured:
+  /// docs/measured.md.
+  bool keeps_order;
+  QueryBlocks (*blocks)(index_t rows);
+  TaskSizes (*sizes)(const Problem<Compute>& problem, index_t queries);
+  /// Computes pieces of the run until all are taken. `scratch` is memory of a lane.
+  void (*run)(PathRun<Compute>& run, std::byte* scratch);
+};
 
 /// Tasks that differ in sequence, kv head and query block alone. The sequences have the same numbers of queries and
 /// keys. They are places [first, first + count) of the list. A task computes rows of one of them or, in a phase of
@@ -101,7 +130,6 @@ std::span<const PathWorks<Compute>> paths_of(const WorkList<Compute>& list, cons
   return {list.paths + phase.first, static_cast<std::size_t>(phase.count)};
 }
 
-/// Makes a list empty.
 template <class Compute>
 void clear(WorkList<Compute>& list) {
   list.listed = list.group_count = list.works_count = list.path_count = list.phase_count = 0;
@@ -109,14 +137,12 @@ void clear(WorkList<Compute>& list) {
   list.making_bytes = list.list_bytes = list.state_bytes = list.run_bytes = 0;
 }
 
-/// Returns the works of a path.
 template <class Compute>
 std::span<const Works> works_of(const WorkList<Compute>& list, const PathWorks<Compute>& path) {
   if (path.works_count == 1) return {&path.only, 1};
   return {list.works + path.works, static_cast<std::size_t>(path.works_count)};
 }
 
-/// Returns the works of a task.
 template <class Compute>
 const Works& works_of(const WorkList<Compute>& list, const PathWorks<Compute>& path, index_t task) {
   if (path.works_count == 1) return path.only;
@@ -147,6 +173,16 @@ void take_arrays(WorkList<Compute>& list, Arena& arena, index_t sequences) {
 template <class Compute>
 std::size_t bytes_of(const WorkList<Compute>& list) {
   return std::max(list.making_bytes, add_bytes(list.list_bytes, list.run_bytes));
+}
+
+/// Puts the works with the highest cost first, so that all lanes end at nearly the same time. Works of equal cost keep
+/// their order.
+inline void sort_by_cost(std::span<Works> works) {
+  const auto is_before = [](const Works& a, const Works& b) {
+    return a.cost != b.cost ? a.cost > b.cost : a.first < b.first;
+  };
+  if (!std::is_sorted(works.begin(), works.end(), is_before))
+    std::sort(works.begin(), works.end(), is_before);
 }
 
 /// Calls f(sequence) for the sequences of works whose keys are read: one of those that a task computes together.

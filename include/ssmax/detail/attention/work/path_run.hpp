@@ -32,7 +32,6 @@ struct Pieces {
   index_t first, end;
 };
 
-/// The run of one path.
 template <class Compute>
 struct PathRun {
   const PhaseRun<Compute>& phase;

@@ -11,7 +11,6 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Makes the list of one call.
 template <class Operand, class Compute>
 class ListMaker {
  public:
@@ -22,7 +21,7 @@ class ListMaker {
         variant_(variant),
         result_(result),
         threads_(threads),
-        explains_(is_explained(problem.caller)) {}
+        explains_(problem.caller.explanation != nullptr || traces_calls()) {}
 
   /// Takes memory for the arrays of the list from the workspace.
   void make(Workspace& workspace) {
@@ -134,14 +133,9 @@ class ListMaker {
     if (list_.listed > 0) list_.works[list_.works_count++] = works;
   }
 
-  /// Puts the works with the highest cost first, so that all lanes end at nearly the same time. Works of equal cost
-  /// keep their order: neighbours with one query block become one.
+  /// Sorts the works of a path. Neighbours of equal cost with one query block become one.
   void put_in_order(PathWorks<Compute>& path, std::span<Works> works, const PathCut<Compute>& cut) {
-    const auto is_before = [](const Works& a, const Works& b) {
-      return a.cost != b.cost ? a.cost > b.cost : a.first < b.first;
-    };
-    if (!path.driver->keeps_order && !std::is_sorted(works.begin(), works.end(), is_before))
-      std::sort(works.begin(), works.end(), is_before);
+    if (!path.driver->keeps_order) sort_by_cost(works);
     index_t kept = 0, begin = 0;
     for (const Works& some : works) {
       Works* const last = kept > 0 ? &works[static_cast<std::size_t>(kept - 1)] : nullptr;
@@ -164,7 +158,7 @@ class ListMaker {
   const Variant<Compute>& variant_;
   const Result<Compute>& result_;
   const index_t threads_;
-  const bool explains_;
+  const bool explains_;  // false in most calls
 };
 
 SSMAX_END

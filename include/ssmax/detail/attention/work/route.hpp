@@ -142,7 +142,6 @@ Route route(const Problem<Compute>& problem, const Result<Compute>& result, cons
       problem, result, rows, count * rows, [&] { return sequence.shape.keys; }, explains);
 }
 
-/// Returns the path of a backward pass.
 template <class Compute>
 Route route_backward(const BackwardProblem<Compute>& problem) {
   if (const WhyNot not_bf16 = why_not_bf16(problem.forward, bf16_capabilities(target_in_use())))

@@ -1,18 +1,17 @@
-// Computes the works of a list. Each phase is one run of the executor. Exception: if the keys of a path are split, it
-// is two runs.
+// Runs a call of attention: makes its list, reserves its memory and computes the list's works. Each phase is one run of
+// the executor. Exception: if the keys of a path are split, it is two runs.
 //
 // All paths of a phase share the run: decode is bound by memory and prefill by arithmetic, so threads that compute
 // different paths at the same time end earlier.
 #pragma once
 
-#include <algorithm>
 #include <array>
 
 #include "../../memory/slot.hpp"
 #include "../terms/any_executor.hpp"
-#include "explain.hpp"
+#include "driver.hpp"
 #include "path_run.hpp"
-#include "shared_keys.hpp"
+#include "plan.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -64,6 +63,20 @@ void run_list(const shared::WorkList<Compute>& list, const shared::Problem<Compu
     const PhaseRun<Compute> phase{problem, variant, works.are_together ? shared : continued, list, works};
     detail::run_phase(phase, memory + list.state_bytes, executor);
   }
+}
+
+template <class Operand, class Compute>
+void run_attention(const shared::Problem<Compute>& problem, const shared::Variant<Compute>& variant,
+                   const shared::Result<Compute>& result, Workspace* workspace,
+                   const shared::AnyExecutor& executor) {
+  Workspace own;
+  if (workspace == nullptr) workspace = &own;
+  shared::WorkList<Compute> list;
+  make_list<Operand>(problem, variant, result, executor.concurrency(), *workspace, list);
+  std::byte* const memory = workspace->grow(detail::bytes_of(list), list.list_bytes);
+  detail::Arena arena(memory);
+  if (list.listed > 0) detail::take_arrays(list, arena, list.listed);
+  run_list(list, problem, variant, result, memory + list.list_bytes, executor);
 }
 
 SSMAX_END
