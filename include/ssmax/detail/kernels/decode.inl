@@ -108,7 +108,15 @@ void decode_logits_rows(StridedRows<const typename S::Value> q, const Rows& key_
     V sum[rows * step];
     SSMAX_UNROLL
     for (int i = 0; i < rows * step; ++i) sum[i] = S::set(0);
-    if (rows == 1 || d > decode_narrow<S>) {
+    if (d == S::width) {  // without the loops over channels, which would take half of the time
+      SSMAX_UNROLL
+      for (int j = 0; j < step; ++j) {
+        if (j < count) prefetch_row<prefetches>(k, first + j, 0, S::width);
+        const V y = load_stored<S>(key[j], 0);
+        SSMAX_UNROLL
+        for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(S::load(q[i]), y, sum[i * step + j]);
+      }
+    } else if (rows == 1 || d > decode_narrow<S>) {
       SSMAX_UNROLL
       for (int j = 0; j < step; ++j) {
         prefetch_row<prefetches>(k, first + std::min<index_t>(j, count - 1), 0, d);
