@@ -7,27 +7,30 @@
 
 SSMAX_BEGIN_SHARED
 
-/// The number of rows after which a row of a list is prefetched.
-inline constexpr index_t listed_ahead = 64;
-
-/// `count` keys or values of `width` channels, at any addresses. If `ahead` is true, row i prefetches row
-/// i + listed_ahead: the list has listed_ahead more rows, which are prefetched only.
+/// `count` keys or values of `width` channels, at any addresses: row i lies at rows[i] + bytes. If `ahead` is given,
+/// row i prefetches the row at ahead[i] + ahead_bytes.
 template <class X>
 struct ListedRows {
   using Element = X;
   const std::byte* const* rows;
-  index_t count, width;
-  bool ahead = true;
+  index_t bytes, count, width;
+  const std::byte* const* ahead = nullptr;
+  index_t ahead_bytes = 0;
 
-  SSMAX_INLINE const X* operator[](index_t i) const { return reinterpret_cast<const X*>(rows[i]); }
+  SSMAX_INLINE const X* operator[](index_t i) const { return reinterpret_cast<const X*>(rows[i] + bytes); }
   SSMAX_INLINE std::uintptr_t later(index_t i) const {
-    return reinterpret_cast<std::uintptr_t>(rows[i + listed_ahead]);
+    return reinterpret_cast<std::uintptr_t>(ahead[i]) + static_cast<std::uintptr_t>(ahead_bytes);
   }
   SSMAX_INLINE ListedRows part(index_t begin, index_t size) const {
-    return {rows + begin, size, width, ahead};
+    return {rows + begin, bytes, size, width, prefetches() ? ahead + begin : nullptr, ahead_bytes};
   }
-  SSMAX_INLINE ListedRows without_prefetch() const { return {rows, count, width, false}; }
-  SSMAX_INLINE bool prefetches() const { return ahead; }
+  SSMAX_INLINE ListedRows without_prefetch() const { return {rows, bytes, count, width}; }
+  SSMAX_INLINE bool prefetches() const { return ahead != nullptr; }
+  /// Returns the same rows with their type of elements, if X is void.
+  template <class E>
+  SSMAX_INLINE ListedRows<E> as() const {
+    return {rows, bytes, count, width, ahead, ahead_bytes};
+  }
 };
 
 /// Kernels of attention with few queries, for keys and values of storage type X. Rows of q are padded with 0

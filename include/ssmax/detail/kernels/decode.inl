@@ -65,9 +65,11 @@ inline constexpr index_t decode_tile = 64;
 /// Returns whether `rows` queries read their keys more than once. At most `most` queries share one reading: 4, 2 or 1.
 SSMAX_INLINE constexpr bool reads_keys_again(index_t rows, index_t most) { return rows > most || rows == 3; }
 
-/// Only targets with AVX-512 prefetch, because the others were not measured.
-template <class S>
-inline constexpr bool decode_prefetches = S::width == 16;
+/// All targets prefetch listed rows. Only targets with AVX-512 prefetch within runs, because the others were not
+/// measured.
+template <class S, class Rows>
+inline constexpr bool decode_prefetches =
+    S::width == 16 || std::is_same_v<Rows, ListedRows<typename Rows::Element>>;
 
 /// Prefetches channels [c, c + count) of the row that lies ahead of row i. Kernels have a form that does not
 /// prefetch: a test of `ahead` per row takes a fifth of the time of one float query from memory, and 5 % of four from
@@ -106,7 +108,15 @@ void decode_logits_rows(StridedRows<const typename S::Value> q, const Rows& key_
     V sum[rows * step];
     SSMAX_UNROLL
     for (int i = 0; i < rows * step; ++i) sum[i] = S::set(0);
-    if (rows == 1 || d > decode_narrow<S>) {
+    if (d == S::width) {  // without the loops over channels, which would take half of the time
+      SSMAX_UNROLL
+      for (int j = 0; j < step; ++j) {
+        if (j < count) prefetch_row<prefetches>(k, first + j, 0, S::width);
+        const V y = load_stored<S>(key[j], 0);
+        SSMAX_UNROLL
+        for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(S::load(q[i]), y, sum[i * step + j]);
+      }
+    } else if (rows == 1 || d > decode_narrow<S>) {
       SSMAX_UNROLL
       for (int j = 0; j < step; ++j) {
         prefetch_row<prefetches>(k, first + std::min<index_t>(j, count - 1), 0, d);
@@ -169,7 +179,7 @@ void decode_logits_rows(StridedRows<const typename S::Value> q, const Rows& key_
 template <class S, int rows, class Rows>
 SSMAX_INLINE void decode_logits_of(StridedRows<const typename S::Value> q, const Rows& k,
                                    StridedRows<typename S::Value> s) {
-  const auto compute = k.prefetches() ? decode_logits_rows<S, rows, decode_prefetches<S>, Rows>
+  const auto compute = k.prefetches() ? decode_logits_rows<S, rows, decode_prefetches<S, Rows>, Rows>
                                       : decode_logits_rows<S, rows, false, Rows>;
   compute(q, k, s);
 }
@@ -257,6 +267,7 @@ void decode_accumulate_rows(StridedRows<const typename S::Value> s, const Rows& 
   V sum[rows];
   for (int i = 0; i < rows; ++i) sum[i] = S::load_part(o[i] + c, dv - c, 0);
   for (index_t key = 0; key < v.count; ++key) {
+    prefetch_row<prefetches>(v, key, c, dv - c);
     const V x = load_stored_part<S>(v[key], c, dv - c);
     for (int i = 0; i < rows; ++i) sum[i] = S::fma(S::set(s[i][key] * stored_unit<S, X>), x, sum[i]);
   }
@@ -267,7 +278,7 @@ void decode_accumulate_rows(StridedRows<const typename S::Value> s, const Rows& 
 template <class S, int rows, class Rows>
 SSMAX_INLINE void decode_accumulate_of(StridedRows<const typename S::Value> s, const Rows& v,
                                        StridedRows<typename S::Value> o) {
-  const auto compute = v.prefetches() ? decode_accumulate_rows<S, rows, decode_prefetches<S>, Rows>
+  const auto compute = v.prefetches() ? decode_accumulate_rows<S, rows, decode_prefetches<S, Rows>, Rows>
                                       : decode_accumulate_rows<S, rows, false, Rows>;
   compute(s, v, o);
 }

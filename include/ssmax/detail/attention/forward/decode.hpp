@@ -260,7 +260,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       list_rows(keys, first);
       return problem_.stored_products.listed_logits(
           {memory_.q, memory_.pitch}, count_,
-          {memory_.k_rows + first, keys.size(), d, keys.size() > listed_ahead}, {s, key_chunk});
+          listed(memory_.k_rows + first, listed_.k_bytes, problem_.keys.head_distance().k, keys.size(), d),
+          {s, key_chunk});
     }
     for_each_run(problem_.keys, {batch_, kv_head_, keys}, [&](index_t key, const AnyKeyRun& run) {
       logits({memory_.q, memory_.pitch}, count_,
@@ -270,57 +271,63 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     });
   }
 
-  /// Lists the rows of keys and values from number `first` of the chunk on. In a list of more than listed_ahead keys,
-  /// the last keys prefetch the first values, and list_rows prefetches the first keys. In a shorter list, list_rows
-  /// prefetches all rows. A lane that computes one kv head after the other prefetches them one task earlier.
-  /// Measured: docs/measured.md.
+  /// Lists the rows of keys and values from number `first` of the chunk on: those of kv head 0, if the heads have known
+  /// distances. In a list of more than listed_ahead keys, the last keys prefetch the first values, and list_rows
+  /// prefetches the first keys. In a shorter list, list_rows prefetches all rows. A lane that computes one kv head after
+  /// the other prefetches them in the kernels of the task before. Measured: docs/measured.md.
   void list_rows(KeyRange keys, index_t first) const {
     const AnyKeys<Compute>& source = problem_.keys;
     const std::byte **k = memory_.k_rows + first, **v = memory_.v_rows + first;
     const index_t count = keys.size(), k_bytes = source.k_row() * source.k_size(),
                   v_bytes = source.v_row() * source.v_size();
     const HeadDistance& distance = source.head_distance();
-    if (are_listed(keys) && listed_.first == first) {
-      const index_t heads = kv_head_ - listed_.kv_head;
-      for (index_t i = 0; i < count; ++i) k[i] += heads * distance.k;
-      for (index_t i = 0; i < count; ++i) v[i] += heads * distance.v;
-    } else {
-      source.find_rows(batch_, kv_head_, keys, k, v);
-    }
+    if (!are_listed(keys) || listed_.first != first)
+      source.find_rows(batch_, distance.is_known ? 0 : kv_head_, keys, k, v);
     const index_t task = batch_ * problem_.kv_heads() + kv_head_;
     const bool follows = task == listed_.task + 1, is_prefetched = follows && listed_.prefetches_next;
-    listed_ = {task, batch_, kv_head_, first, keys};
+    listed_ = {task,
+               batch_,
+               first,
+               keys,
+               distance.is_known ? kv_head_ * distance.k : 0,
+               distance.is_known ? kv_head_ * distance.v : 0};
     if (count > listed_ahead) {
       std::fill_n(v + count, listed_ahead, v[count - 1]);
-      std::copy_n(v, listed_ahead, k + count);
-      return prefetch_rows(k, listed_ahead, k_bytes);
+      for (index_t i = 0; i < listed_ahead; ++i) k[count + i] = v[i] + (listed_.v_bytes - listed_.k_bytes);
+      return prefetch_rows(k, listed_ahead, listed_.k_bytes, k_bytes);
     }
     if (!is_prefetched) {
-      prefetch_rows(k, count, k_bytes);
-      prefetch_rows(v, count, v_bytes);
+      prefetch_rows(k, count, listed_.k_bytes, k_bytes);
+      prefetch_rows(v, count, listed_.v_bytes, v_bytes);
     }
-    listed_.prefetches_next = follows && count * (k_bytes + v_bytes) <= max_next_bytes;
-    if (!listed_.prefetches_next) return;
+    if (!follows || count * (k_bytes + v_bytes) > max_next_bytes) return;
     // The next task computes the next kv head or, after the last one, the next sequence.
     if (kv_head_ + 1 < problem_.kv_heads()) {
-      if (!distance.is_known) return;
-      for (index_t i = 0; i < count; ++i) prefetch_bytes(k[i] + distance.k, k_bytes);
-      for (index_t i = 0; i < count; ++i) prefetch_bytes(v[i] + distance.v, v_bytes);
-    } else if (batch_ + 1 < problem_.sequences()) {
+      listed_.prefetches_next = distance.is_known;
+    } else if (batch_ + 1 < problem_.sequences() && !variant_.has_runs) {
       KeyRange next = source.stored(batch_ + 1);
       next.end = std::min(next.end, next.begin + count);
       if (next.size() <= 0) return;
-      const std::byte *next_k[listed_ahead], *next_v[listed_ahead];
-      source.find_rows(batch_ + 1, 0, next, next_k, next_v);
-      prefetch_rows(next_k, next.size(), k_bytes);
-      prefetch_rows(next_v, next.size(), v_bytes);
+      source.find_rows(batch_ + 1, 0, next, k + count, v + count);
+      std::fill_n(k + count + next.size(), count - next.size(), k[count]);
+      std::fill_n(v + count + next.size(), count - next.size(), v[count]);
+      listed_.prefetches_next = listed_.is_last_head = true;
     }
   }
 
-  /// Returns whether the rows of a range can be computed from the rows of another kv head that are listed.
+  /// Returns whether the rows of a range are listed for all kv heads.
   bool are_listed(KeyRange keys) const {
     return listed_.batch == batch_ && listed_.keys.begin == keys.begin && listed_.keys.end == keys.end &&
            problem_.keys.head_distance().is_known;
+  }
+
+  /// Returns `count` listed rows of keys or of values, with the rows that they prefetch.
+  ListedRows<void> listed(const std::byte* const* rows, index_t bytes, index_t distance, index_t count,
+                          index_t width) const {
+    if (count > listed_ahead) return {rows, bytes, count, width, rows + listed_ahead, bytes};
+    if (!listed_.prefetches_next) return {rows, bytes, count, width};
+    if (listed_.is_last_head) return {rows, bytes, count, width, rows + listed_.keys.size(), 0};
+    return {rows, bytes, count, width, rows, bytes + distance};
   }
 
   /// Adds the weights of rows [r, r + rows) times V to o. All these rows have the visible keys `seen`.
@@ -363,7 +370,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       if (lists_rows_) {
         return problem_.stored_products.accumulate_listed(
             {memory_.s + first, key_chunk}, rows,
-            {memory_.v_rows + first % key_chunk, keys.size(), dv, keys.size() > listed_ahead}, {to, dv});
+            listed(memory_.v_rows + first % key_chunk, listed_.v_bytes, problem_.keys.head_distance().v,
+                   keys.size(), dv),
+            {to, dv});
       }
       for_each_run_of_values(keys, [&](index_t key, const AnyKeyRun& run) {
         add({memory_.s + first + (key - keys.begin), key_chunk}, rows,
@@ -431,9 +440,11 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
 
   /// The last rows that were listed.
   struct Listed {
-    index_t task = -2, batch = -1, kv_head = 0, first = 0;  // task: counts the kv heads of all sequences
+    index_t task = -2, batch = -1, first = 0;  // task: counts the kv heads of all sequences
     KeyRange keys{};
-    bool prefetches_next = false;  // the rows of the next task
+    index_t k_bytes = 0, v_bytes = 0;  // from the listed rows to those of the task
+    bool prefetches_next = false;      // the rows of the next task
+    bool is_last_head = false;         // these rows are listed after those of the task
   };
   mutable Listed listed_;
 };

@@ -142,8 +142,8 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     const AnyKeys<Compute>& source = problem_.keys;
     if (keys.size() <= 0) return;
     source.find_rows(batch_, kv_head_, keys, next_listed_.k, next_listed_.v);
-    prefetch_rows(next_listed_.k, keys.size(), source.k_row() * source.k_size());
-    prefetch_rows(next_listed_.v, keys.size(), source.v_row() * source.v_size());
+    prefetch_rows(next_listed_.k, keys.size(), 0, source.k_row() * source.k_size());
+    prefetch_rows(next_listed_.v, keys.size(), 0, source.v_row() * source.v_size());
   }
 
   /// Returns whether a key of a block may be visible to a tile.

@@ -68,8 +68,8 @@ SSMAX_INLINE void prefetch_bytes(const std::byte* first, index_t bytes) {
   for (index_t i = 0; i < bytes; i += 64) __builtin_prefetch(first + i);
 }
 
-SSMAX_INLINE void prefetch_rows(const std::byte* const* rows, index_t count, index_t bytes) {
-  for (index_t i = 0; i < count; ++i) prefetch_bytes(rows[i], bytes);
+SSMAX_INLINE void prefetch_rows(const std::byte* const* rows, index_t count, index_t offset, index_t bytes) {
+  for (index_t i = 0; i < count; ++i) prefetch_bytes(rows[i] + offset, bytes);
 }
 
 SSMAX_END

@@ -41,6 +41,9 @@ index_t keys_to_prefetch(const Problem<Compute>& problem, index_t rows, KeyRange
   return bytes <= max_shared_bytes ? 0 : is_wide ? 32 : 64;
 }
 
+/// The number of rows after which a row of a long list is prefetched.
+inline constexpr index_t listed_ahead = 64;
+
 /// The largest number of bytes of listed keys and values that are prefetched for the next kv head.
 inline constexpr index_t max_next_bytes = index_t{16} << 10;
 

@@ -117,13 +117,13 @@ void accumulate_finite(StridedRows<const Compute> s, index_t rows, const KeyRows
 template <class Compute, class X>
 void listed_logits(StridedRows<const Compute> q, index_t rows, const ListedRows<void>& k,
                    StridedRows<Compute> s) {
-  kernels<DecodeKernels<Compute, X>>().listed_logits(q, rows, {k.rows, k.count, k.width, k.ahead}, s);
+  kernels<DecodeKernels<Compute, X>>().listed_logits(q, rows, k.as<X>(), s);
 }
 
 template <class Compute, class X>
 void accumulate_listed(StridedRows<const Compute> s, index_t rows, const ListedRows<void>& v,
                        StridedRows<Compute> o) {
-  kernels<DecodeKernels<Compute, X>>().accumulate_listed(s, rows, {v.rows, v.count, v.width, v.ahead}, o);
+  kernels<DecodeKernels<Compute, X>>().accumulate_listed(s, rows, v.as<X>(), o);
 }
 
 /// Returns the products with keys of type K and values of type V. Exceptions: the pointers are null for your own

@@ -100,8 +100,11 @@ class TaskLane {
     all_seen_ = {std::numeric_limits<index_t>::max(), 0};
     for (index_t h = 0; h < together; ++h) {
       const index_t task = group * together + h;
-      Head& head = heads_[h] = {task, prepare(task),
-                                h == 0 ? memory_.total : totals_ + (h - 1) * run_.works.sizes.states};
+      Head& head = heads_[h];
+      head.task = task;
+      head.seen = prepare(task);
+      head.total = h == 0 ? memory_.total : totals_ + (h - 1) * run_.works.sizes.states;
+      head.has_totals = false;
       if (head.seen.size() <= 0) continue;
       all_seen_ = {std::min(all_seen_.begin, head.seen.begin), std::max(all_seen_.end, head.seen.end)};
     }
@@ -110,24 +113,36 @@ class TaskLane {
   /// Prepares the task with number `index`, unless it is prepared. Returns the hull of its visible keys.
   KeyRange prepare(index_t index) {
     if (index == prepared_) return seen_;
+    if (index == prepared_ + 1 && kv_head_ + 1 < run_.phase.problem.kv_heads()) {  // saves divisions
+      ++kv_head_;
+    } else {
+      find(index);
+    }
     prepared_ = index;
+    return seen_ = task_.prepare(sequences_, kv_head_, first_, count_);
+  }
+
+  /// Finds the sequences, the kv head and the rows of a task.
+  void find(index_t index) {
     const WorkList<Compute>& list = run_.phase.list;
     const Problem<Compute>& problem = run_.phase.problem;
     const Works& works = works_of(list, run_.works, index);
     const bool are_together = run_.phase.works.are_together;
     const index_t kv_heads = problem.kv_heads(), heads = (are_together ? 1 : works.count) * kv_heads,
                   at = index - works.begin, head = at % heads, place = works.first + head / kv_heads;
-    std::span<const Sequence> sequences{&entry_, 1};
+    sequences_ = {&entry_, 1};
     if (are_together) {
-      sequences = {list.members + works.first, static_cast<std::size_t>(works.count)};
+      sequences_ = {list.members + works.first, static_cast<std::size_t>(works.count)};
     } else if (list.listed > 0) {
-      sequences = {list.sequences + place, 1};
+      sequences_ = {list.sequences + place, 1};
     } else if (entry_.batch != place) {
       entry_ = sequence_of(problem, place);
     }
     // Query blocks are counted from the last one.
-    const index_t queries = run_.works.queries, first = (works.blocks - 1 - at / heads) * queries;
-    return seen_ = task_.prepare(sequences, head % kv_heads, first, std::min(queries, works.rows - first));
+    const index_t queries = run_.works.queries;
+    first_ = (works.blocks - 1 - at / heads) * queries;
+    count_ = std::min(queries, works.rows - first_);
+    kv_head_ = head % kv_heads;
   }
 
   Compute* waiting_states(index_t task, index_t chunk) const {
@@ -141,8 +156,11 @@ class TaskLane {
   Compute* const totals_;  // of the heads of a group after the first one
   Task task_;
   Sequence entry_{};  // the batch entry, in a list without sequences
+  // Of the prepared task:
+  index_t prepared_ = -1, kv_head_ = std::numeric_limits<index_t>::max() - 1;
+  std::span<const Sequence> sequences_{};
+  index_t first_ = 0, count_ = 0;  // rows
   KeyRange seen_{};
-  index_t prepared_ = -1;
   Head heads_[max_heads_together];
   KeyRange all_seen_{};   // by the heads of the group
   index_t entered_ = -1;  // group
