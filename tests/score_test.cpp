@@ -233,7 +233,8 @@ TEST_CASE("a bias of another shape is refused", "[score]") {
     return refusal(Bias(View<const float, 4>(values.data(), extents)), shape);
   };
   CHECK(bias({2, 3, 4, 5}) == "");
-  CHECK(bias({1, 3, 4, 5}) == "ssmax::Bias: bias has extent 1 in dimension 0, the attention has 2 (stride 0 broadcasts)");
+  CHECK(bias({1, 3, 4, 5}) ==
+        "ssmax::Bias: bias has extent 1 in dimension 0, the attention has 2 (stride 0 broadcasts)");
   CHECK(bias({2, 3, 4, 4}) == "ssmax::Bias: bias has extent 4 in dimension 3, the attention has 5");
   CHECK(refusal(Bias(View<const float, 4>(values.data(), {2, 3, 4, 5}, {0, 0, 1, 4})), shape) ==
         "ssmax::Bias: bias has last stride 4, must be 0 or 1");

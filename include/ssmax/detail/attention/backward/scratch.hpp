@@ -104,10 +104,10 @@ struct BackwardScratch : LaneScratch<Compute, Operand> {
   Compute *z, *slope;  // [tile_keys][tile_lanes]: members of Logits
   Compute* shift = arena.template take<Compute>(tiles * tile_lanes);
   Compute* delta = arena.template take<Compute>(tiles * tile_lanes);
-  /// Of irregular lanes.
+  /// The gradients of irregular lanes.
   Compute* transposed_gradients = arena.template take<Compute>(this->kernels.width * key_block);
   double* base = arena.template take<double>(tiles * tile_lanes);  // lse in units of log2
-  /// Whether the kernels can compute the weights.
+  /// Lanes whose weights the kernels can compute.
   bool* regular = arena.template take<bool>(tiles * tile_lanes);
   bool* finite = arena.template take<bool>(tiles);  // whether q and dout are free of NaN and infinities
   /// Set for tiles that are not finite.

@@ -48,7 +48,7 @@ struct PrefillScratch : ForwardScratch<Compute, Operand> {
   index_t panel = held_keys * products.pass + 64 / static_cast<index_t>(sizeof(Operand));
   /// [panel][held_keys][rows of a panel]: the layout of pack_values.
   Operand* v = arena.template take<Operand>(channels / products.pass * panel);
-  /// Of a single tile's key blocks.
+  /// The rows of a single tile's key blocks.
   const std::byte** k_rows = arena.template take<const std::byte*>(2 * key_block);
   const std::byte** v_rows = arena.template take<const std::byte*>(2 * key_block);
   Compute* chunk = arena.template take<Compute>(layout.size());  // states
