@@ -7,8 +7,6 @@
 
 namespace attention_problem::backward_problem::attention_backward_masks_test {
 
-using own_policies::Careless;
-
 constexpr index_t unlimited = std::numeric_limits<index_t>::max();
 
 constexpr std::array<Shape, 6> shapes{{
@@ -81,11 +79,11 @@ TEST_CASE("gradients under Lengths alone and with a window", "[attention][backwa
 TEST_CASE("gradients under a user mask with ranges", "[attention][backward][masks]") {
   for (const Shape& shape : shapes) {
     const auto range = [](const Query& query, index_t key) {
-      const KeyRange keys = Careless{}.keys(query);
+      const KeyRange keys = own_policies::Careless{}.keys(query);
       return key >= keys.begin && key < keys.end;
     };
-    check(Problem<float>(shape), Careless{}, range);
-    check(Problem<double>(shape), Careless{}, range);
+    check(Problem<float>(shape), own_policies::Careless{}, range);
+    check(Problem<double>(shape), own_policies::Careless{}, range);
   }
 }
 

@@ -7,8 +7,6 @@
 
 namespace attention_problem::attention_masks_test {
 
-using own_policies::Careless;
-
 constexpr index_t unlimited = std::numeric_limits<index_t>::max();
 
 /// Few queries and many, of a kv head; more keys than queries and fewer; more keys than a chunk has.
@@ -88,11 +86,11 @@ TEST_CASE("Lengths and a window show only keys visible under both", "[attention]
 TEST_CASE("the range of a user mask may exceed the keys and may be reversed", "[attention][masks]") {
   for (const Shape& shape : shapes) {
     const auto range = [](const Query& query, index_t key) {
-      const KeyRange keys = Careless{}.keys(query);
+      const KeyRange keys = own_policies::Careless{}.keys(query);
       return key >= keys.begin && key < keys.end;
     };
-    check_mask<float>(shape, Careless{}, range);
-    check_mask<double>(shape, Careless{}, range);
+    check_mask<float>(shape, own_policies::Careless{}, range);
+    check_mask<double>(shape, own_policies::Careless{}, range);
   }
 }
 

@@ -22,32 +22,23 @@ using reference::worse;
 inline constexpr std::array<index_t, 25> sizes{0,  1,  2,  3,  5,   7,   8,   9,   13,   15,   16,   17,   31,
                                                33, 63, 64, 65, 100, 127, 255, 257, 1000, 1021, 4099, 65537};
 
+/// A storage type: its significant bits, and the exponent of its smallest subnormal.
+template <class ComputeType, class BitsType, int significant, int exponent>
+struct FormatOf {
+  using Compute = ComputeType;
+  using Bits = BitsType;
+  static constexpr int digits = significant, smallest = exponent;
+};
 template <class T>
-struct Format;  // significant bits, and the exponent of the smallest subnormal
+struct Format;
 template <>
-struct Format<float> {
-  using Compute = float;
-  using Bits = std::uint32_t;
-  static constexpr int digits = 24, smallest = -149;
-};
+struct Format<float> : FormatOf<float, std::uint32_t, 24, -149> {};
 template <>
-struct Format<double> {
-  using Compute = double;
-  using Bits = std::uint64_t;
-  static constexpr int digits = 53, smallest = -1074;
-};
+struct Format<double> : FormatOf<double, std::uint64_t, 53, -1074> {};
 template <>
-struct Format<half> {
-  using Compute = float;
-  using Bits = std::uint16_t;
-  static constexpr int digits = 11, smallest = -24;
-};
+struct Format<half> : FormatOf<float, std::uint16_t, 11, -24> {};
 template <>
-struct Format<bfloat16> {
-  using Compute = float;
-  using Bits = std::uint16_t;
-  static constexpr int digits = 8, smallest = -133;
-};
+struct Format<bfloat16> : FormatOf<float, std::uint16_t, 8, -133> {};
 
 template <class T>
 using Compute = typename Format<T>::Compute;
