@@ -102,8 +102,9 @@
 /// abs(c)·scale·Σ_t abs(q_t k_t) over the visible keys, and L·ε must be below 1.
 ///
 /// A call allocates once. Exception: with a workspace, a call does not allocate. `out` and `lse` must not overlap the
-/// inputs. To omit lse, pass `View{}`: a null pointer with extents is an error. Throws std::invalid_argument for
-/// every error, before anything is written.
+/// inputs. Exception: `out` may be q, with the same extents, strides and type. The backward pass then lacks q, and a
+/// policy that throws leaves a part of q overwritten. To omit lse, pass `View{}`: a null pointer with extents is an
+/// error. Throws std::invalid_argument for every error, before anything is written.
 #pragma once
 
 #include <optional>

@@ -121,6 +121,7 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
   detail::PolicyFacts policies;
   const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
     detail::check_arguments(call.function, a, options);
+    detail::check_no_overlap(call.function, "out", a.out, "q", a.q);
     policies = detail::checked_policies(call, variant);
   });
   auto agreement = detail::agreement_of<decltype(variant)>(call, call.key_shape());
@@ -257,8 +258,8 @@ void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
 /// positions. Collective. q is equal on all ranks, and so are out and lse. If segments begin at multiples of 1024,
 /// the results are bit-identical to those of a single process with one cache. Exception: bfloat16, see above.
 ///
-/// key_position must be 0. Exception: with rotate_source_keys it may differ. `out` and `lse` must not overlap the
-/// memory of the cache. Memory: the states of all chunks of 1024 keys, batch·heads·queries·(dv + 2) numbers per
+/// key_position must be 0. Exception: with rotate_source_keys it may differ. `out` and `lse` must not overlap q and
+/// the memory of the cache. Memory: the states of all chunks of 1024 keys, batch·heads·queries·(dv + 2) numbers per
 /// chunk.
 template <class T, class K, class V, class S, class M, class C, class E = Serial>
 requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
@@ -284,6 +285,7 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
     detail::check_held(call.function, cache, layout, comm.rank(), length);
     detail::check_no_lengths(call.function, options.lengths);
     detail::check_arguments(call.function, a, cache, options);
+    detail::check_no_overlap(call.function, "out", a.out, "q", a.q);
     if (a.q.extent(2) > length) {
       detail::fail_value(call.function, "q", "has positions", a.q.extent(2), "the sequence has", length);
     }

@@ -14,6 +14,8 @@ TEST_CASE("invalid arguments on one rank throw on all ranks", "[mpi][errors]") {
   Call call;
   if (is_last()) call.arguments.out = {call.share.out.data(), {1, 2, call.share.shape.queries, 3}};
   check_refused_alike(call, call.refused(), {"mpi::attention", "out", "3", "4", "rank"});
+  call.arguments.out = {call.share.q.data(), {1, 2, call.share.shape.queries, 4}};
+  check_refused_alike(call, call.refused(), {"mpi::attention", "out", "overlaps q"});
 }
 
 TEST_CASE("throws for accumulate", "[mpi][errors]") {
@@ -32,8 +34,8 @@ TEST_CASE("throws for a layout with another number of ranks or another length", 
 
 TEST_CASE("the error names the argument that differs between ranks", "[mpi][errors]") {
   if (world().ranks() == 1) return;
+  Call call;
   SECTION("a shape") {
-    Call call;
     if (is_last()) {
       Share<double>& share = call.share;
       call.arguments.q = {share.q.data(), {1, 1, share.shape.queries, 4}};
@@ -43,7 +45,6 @@ TEST_CASE("the error names the argument that differs between ranks", "[mpi][erro
     check_refused_alike(call, call.refused(), {"heads", "1", "2"});
   }
   SECTION("the layout") {
-    Call call;
     std::vector<index_t> lengths(static_cast<std::size_t>(world().ranks()));
     for (int r = 0; r < world().ranks(); ++r) lengths[static_cast<std::size_t>(r)] = call.layout.count(r);
     if (is_last()) lengths.front() += 1;
@@ -51,51 +52,41 @@ TEST_CASE("the error names the argument that differs between ranks", "[mpi][erro
     check_refused_alike(call, call.refused(), {"the", "layout"});
   }
   SECTION("whether heads travel") {
-    Call call;
     if (is_last()) call.layout = call.layout.by_heads();
     check_refused_alike(call, call.refused(), {"the", "layout"});
   }
   SECTION("whether lse is wanted") {
-    Call call;
     if (is_last()) call.arguments.lse = {};
     check_refused_alike(call, call.refused(), {"lse"});
   }
   SECTION("the window") {
-    Call call;
     check_refused_alike(call, call.refused(SlidingWindow{is_last() ? 5 : 6}), {"mask"});
   }
   SECTION("the type of the mask") {
-    Call call;
     check_refused_alike(call, is_last() ? call.refused(Causal{}) : call.refused(Full{}), {"type"});
   }
   SECTION("the score") {
-    Call call;
     check_refused_alike(call, call.refused(Full{}, Softcap{is_last() ? 5.0 : 6.0}), {"score"});
   }
   SECTION("the scale") {
-    Call call;
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.scale = is_last() ? 0.5 : 0.25}), {"scale"});
   }
   SECTION("scaled_sinks or sinks") {
-    Call call;
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.scaled_sinks = is_last()}),
                         {"scaled_sinks"});
   }
   SECTION("float_products") {
-    Call call;
     const AttentionOptions<double> options{.float_products = is_last()};
     check_refused_alike(call, call.refused(Full{}, Identity{}, options),
                         {"mpi::attention", "float_products"});
     check_refused_alike(call, call.refused_backward(options), {"mpi::attention_backward", "float_products"});
   }
   SECTION("rounded_rotation") {
-    Call call;
     const AttentionOptions<double> options{.rounded_rotation = is_last()};
     check_refused_alike(call, call.refused(Full{}, Identity{}, options),
                         {"mpi::attention", "rounded_rotation"});
   }
   SECTION("the rope") {
-    Call call;
     const ssmax::Rope<double> rope({.width = 4, .theta = is_last() ? 10'000.0 : 500'000.0}, 40);
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.rope = &rope}), {"the", "rope"});
   }
@@ -115,7 +106,6 @@ TEST_CASE("the error names the argument that differs between ranks", "[mpi][erro
     CHECK(everywhere(mentions(message, "cache")));
   }
   SECTION("the function") {
-    Call call;
     const std::string message = is_last() ? call.refused() : call.refused_backward();
     CHECK(everywhere(mentions(message, "function")));
   }

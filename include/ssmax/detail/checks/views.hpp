@@ -240,8 +240,11 @@ template <class T, class U, int Rank>
 void check_in_place_or_no_overlap(const char* function, const char* out_name, const View<T, Rank>& out,
                                   const char* in_name, const View<U, Rank>& in) {
   if (are_disjoint(out, in)) return;
-  bool same = out.data_handle() == static_cast<const void*>(in.data_handle()) && sizeof(T) == sizeof(U);
-  for (int i = 0; i < Rank; ++i) same = same && (out.extent(i) == 1 || out.stride(i) == in.stride(i));
+  bool same = out.data_handle() == static_cast<const void*>(in.data_handle()) &&
+              std::is_same_v<T, std::remove_const_t<U>>;
+  for (int i = 0; i < Rank; ++i) {
+    same = same && out.extent(i) == in.extent(i) && (out.extent(i) == 1 || out.stride(i) == in.stride(i));
+  }
   if (!same) {
     fail_overlap(function, out_name, span_of(out), in_name, span_of(in), " without being the same view");
   }

@@ -57,8 +57,7 @@ void check_inputs(const char* function, const View<const Q, 4>& q, const View<co
   for (int i = 0; i < 3; ++i) check_extent(function, "v", v, i, "k", k, i);
 }
 
-/// Throws unless the leading extents of an output are those of q, the last extent of out is value_width, and the
-/// output does not overlap q.
+/// Throws unless the leading extents of an output are those of q, and the last extent of out is value_width.
 template <class T, class U, int Rank>
 void check_result(const char* function, const char* name, const View<U, Rank>& out, const View<const T, 4>& q,
                   index_t value_width) {
@@ -67,7 +66,6 @@ void check_result(const char* function, const char* name, const View<U, Rank>& o
   if constexpr (Rank == 4) {
     if (out.extent(3) != value_width) fail_extent(function, name, 3, out.extent(3), "v", value_width);
   }
-  check_no_overlap(function, name, out, "q", q);
 }
 
 /// Does the checks of the function above. Also throws if the output overlaps k or v.
@@ -79,13 +77,15 @@ void check_result(const char* function, const char* name, const View<U, Rank>& o
   check_no_overlap(function, name, out, "v", v);
 }
 
-/// Checks out and, if given, lse. `keys` are the last arguments of check_result.
+/// Checks out, which may be q, and, if given, lse. `keys` are the last arguments of check_result.
 template <class Out, class Q, class Compute, class... Keys>
 void check_out_and_lse(const char* function, const View<Out, 4>& out, const View<Compute, 3>& lse,
                        const View<const Q, 4>& q, const Keys&... keys) {
   check_result(function, "out", out, q, keys...);
+  check_in_place_or_no_overlap(function, "out", out, "q", q);
   if (!is_given(lse)) return;
   check_result(function, "lse", lse, q, keys...);
+  check_no_overlap(function, "lse", lse, "q", q);
   check_no_overlap(function, "lse", lse, "out", out);
 }
 
@@ -175,6 +175,9 @@ void check_arguments(const char* function, const PartialArguments<T>& a, const A
   check_result(function, "state.shift", a.state.shift, a.q, a.k, a.v);
   check_result(function, "state.sum", a.state.sum, a.q, a.k, a.v);
   check_result(function, "state.o", a.state.o, a.q, a.k, a.v);
+  check_no_overlap(function, "state.shift", a.state.shift, "q", a.q);
+  check_no_overlap(function, "state.sum", a.state.sum, "q", a.q);
+  check_no_overlap(function, "state.o", a.state.o, "q", a.q);
   check_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in keys,", "keys",
              a.keys);
   check_query_part(function, a);
