@@ -113,8 +113,9 @@ class Integers {
   SSMAX_INLINE index_t front() const { return (*this)[0]; }
   /// Returns the last integer. Requires that there is one.
   SSMAX_INLINE index_t back() const { return (*this)[count_ - 1]; }
-  /// For loops.
+  /// The first integer, for loops.
   SSMAX_INLINE constexpr Iterator begin() const { return {*this, 0}; }
+  /// The end of the integers, for loops.
   SSMAX_INLINE constexpr Iterator end() const { return {*this, count_}; }
   /// The memory of the integers.
   SSMAX_INLINE std::span<const std::byte> bytes() const {
