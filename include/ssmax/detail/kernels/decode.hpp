@@ -41,11 +41,13 @@ struct DecodeKernels {
   void (*logits)(StridedRows<const T> q, index_t rows, const KeyRows<X>& k, StridedRows<T> s);
   /// Computes o[rows × dv] += s[rows × keys] · v[keys × dv].
   void (*accumulate)(StridedRows<const T> s, index_t rows, const KeyRows<X>& v, StridedRows<T> o);
-  /// The same for rows at any addresses. Null for types with factors.
-  void (*listed_logits)(StridedRows<const T> q, index_t rows, const ListedRows<X>& k,
-                        StridedRows<T> s) = nullptr;
-  void (*accumulate_listed)(StridedRows<const T> s, index_t rows, const ListedRows<X>& v,
-                            StridedRows<T> o) = nullptr;
+};
+
+/// The same for keys and values at any addresses.
+template <class T, class X>
+struct ListedDecodeKernels {
+  void (*logits)(StridedRows<const T> q, index_t rows, const ListedRows<X>& k, StridedRows<T> s);
+  void (*accumulate)(StridedRows<const T> s, index_t rows, const ListedRows<X>& v, StridedRows<T> o);
 };
 
 /// The number of keys that are packed together.

@@ -318,15 +318,12 @@ template <class T, class X>
 struct KernelTable<DecodeKernels<T, X>> {
   using S = Simd<T>;
   static constexpr DecodeKernels<T, X> value{.logits = decode_logits<S, KeyRows<X>>,
-                                             .accumulate = decode_accumulate<S, KeyRows<X>>,
-                                             .listed_logits = decode_logits<S, ListedRows<X>>,
-                                             .accumulate_listed = decode_accumulate<S, ListedRows<X>>};
+                                             .accumulate = decode_accumulate<S, KeyRows<X>>};
 };
 
-/// Rows with factors are not listed.
-template <class T, EightBitStorage X>
-struct KernelTable<DecodeKernels<T, X>> {
+template <class T, class X>
+struct KernelTable<ListedDecodeKernels<T, X>> {
   using S = Simd<T>;
-  static constexpr DecodeKernels<T, X> value{.logits = decode_logits<S, KeyRows<X>>,
-                                             .accumulate = decode_accumulate<S, KeyRows<X>>};
+  static constexpr ListedDecodeKernels<T, X> value{.logits = decode_logits<S, ListedRows<X>>,
+                                                   .accumulate = decode_accumulate<S, ListedRows<X>>};
 };

@@ -28,13 +28,15 @@
           apply(DequantizeKernels<Fp8E4M3>) apply(DequantizeKernels<Fp8E5M2>) apply(DequantizeKernels<Q8_0>)
 
 /// Expands to apply(type) for every table.
-#define SSMAX_FOR_EACH_TABLE(apply)                                                             \
-  SSMAX_EXTENSION_TABLES(apply)                                                                 \
-  SSMAX_TABLES_OF(float, apply)                                                                 \
-  SSMAX_TABLES_OF(double, apply)                                                                \
-  SSMAX_EIGHT_BIT_TABLES(Int8, apply)                                                           \
-  SSMAX_EIGHT_BIT_TABLES(Fp8E4M3, apply)                                                        \
-  SSMAX_EIGHT_BIT_TABLES(Fp8E5M2, apply)                                                        \
-  apply(ConversionKernels) apply(DecodeKernels<float, float>) apply(DecodeKernels<float, half>) \
-      apply(DecodeKernels<float, bfloat16>) apply(DecodeKernels<float, Q8_0>)                   \
-          apply(DecodeKernels<double, double>)
+#define SSMAX_FOR_EACH_TABLE(apply)                                                               \
+  SSMAX_EXTENSION_TABLES(apply)                                                                   \
+  SSMAX_TABLES_OF(float, apply)                                                                   \
+  SSMAX_TABLES_OF(double, apply)                                                                  \
+  SSMAX_EIGHT_BIT_TABLES(Int8, apply)                                                             \
+  SSMAX_EIGHT_BIT_TABLES(Fp8E4M3, apply)                                                          \
+  SSMAX_EIGHT_BIT_TABLES(Fp8E5M2, apply)                                                          \
+  apply(ConversionKernels) apply(DecodeKernels<float, float>) apply(DecodeKernels<float, half>)   \
+      apply(DecodeKernels<float, bfloat16>) apply(DecodeKernels<float, Q8_0>)                     \
+          apply(DecodeKernels<double, double>) apply(ListedDecodeKernels<float, float>)           \
+              apply(ListedDecodeKernels<float, half>) apply(ListedDecodeKernels<float, bfloat16>) \
+                  apply(ListedDecodeKernels<float, Q8_0>) apply(ListedDecodeKernels<double, double>)

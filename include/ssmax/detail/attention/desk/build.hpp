@@ -46,7 +46,7 @@ template <class M, class T, class Q, class K>
 Problem<ComputeType<T>> make_source_problem(const View<const Q, 4>& q, const K& keys,
                                             const AttentionOptions<T>& options) {
   Problem<ComputeType<T>> problem = make_problem(q, AnyKeys<ComputeType<T>>(keys), options);
-  problem.stored_products = stored_products<ComputeType<T>, SourceKey<K>, SourceValue<K>>();
+  problem.stored_products = source_products<ComputeType<T>, SourceKey<K>, SourceValue<K>>();
   if (problem.has_rope() && !options.rotate_source_keys)
     problem.rotation = rotated_to_positions<M> ? Rotation::stored_by_mask : Rotation::stored;
   problem.in_cache = true;

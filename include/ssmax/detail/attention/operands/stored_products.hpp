@@ -117,29 +117,37 @@ void accumulate_finite(StridedRows<const Compute> s, index_t rows, const KeyRows
 template <class Compute, class X>
 void listed_logits(StridedRows<const Compute> q, index_t rows, const ListedRows<void>& k,
                    StridedRows<Compute> s) {
-  kernels<DecodeKernels<Compute, X>>().listed_logits(q, rows, k.as<X>(), s);
+  kernels<ListedDecodeKernels<Compute, X>>().logits(q, rows, k.as<X>(), s);
 }
 
 template <class Compute, class X>
 void accumulate_listed(StridedRows<const Compute> s, index_t rows, const ListedRows<void>& v,
                        StridedRows<Compute> o) {
-  kernels<DecodeKernels<Compute, X>>().accumulate_listed(s, rows, v.as<X>(), o);
+  kernels<ListedDecodeKernels<Compute, X>>().accumulate(s, rows, v.as<X>(), o);
 }
 
-/// Returns the products with keys of type K and values of type V. Exceptions: the pointers are null for your own
-/// storage type, and the caller converts the rows. The products with listed rows are null for types with factors.
+/// A type with kernels for its stored rows. The caller converts rows of your own storage type.
+template <class X>
+concept MultipliedStorage = BuiltInStorage<X> || QuantizedStorage<X>;
+
+/// Returns the products with keys of type K and values of type V in runs.
 template <class Compute, class K, class V>
 StoredProducts<Compute> stored_products() {
   StoredProducts<Compute> products{};
-  if constexpr (BuiltInStorage<K> || QuantizedStorage<K>) {
-    products.logits = stored_logits<Compute, K>;
-    if constexpr (!EightBitStorage<K>) products.listed_logits = listed_logits<Compute, K>;
-  }
-  if constexpr (BuiltInStorage<V> || QuantizedStorage<V>) {
-    products.accumulate = accumulate_stored<Compute, V>;
-    if constexpr (EightBitStorage<V>) products.accumulate_finite = accumulate_finite<Compute, V>;
-    if constexpr (!EightBitStorage<V>) products.accumulate_listed = accumulate_listed<Compute, V>;
-  }
+  if constexpr (MultipliedStorage<K>) products.logits = stored_logits<Compute, K>;
+  if constexpr (MultipliedStorage<V>) products.accumulate = accumulate_stored<Compute, V>;
+  if constexpr (EightBitStorage<V>) products.accumulate_finite = accumulate_finite<Compute, V>;
+  return products;
+}
+
+/// Adds the products with listed rows, which a source may have. Exception: those of types with factors are null.
+template <class Compute, class K, class V>
+StoredProducts<Compute> source_products() {
+  StoredProducts<Compute> products = stored_products<Compute, K, V>();
+  if constexpr (MultipliedStorage<K> && !EightBitStorage<K>)
+    products.listed_logits = listed_logits<Compute, K>;
+  if constexpr (MultipliedStorage<V> && !EightBitStorage<V>)
+    products.accumulate_listed = accumulate_listed<Compute, V>;
   return products;
 }
 
