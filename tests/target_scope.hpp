@@ -42,12 +42,13 @@ inline bool takes_scalar() {
   return std::exchange(test, current) != current || random() % 3 == 0;
 }
 
-/// A run for one target (SSMAX_TARGET names it) leaves the others to their own runs. What fails is reported with the
-/// target's name.
+/// A run for one target (SSMAX_TARGET names it) leaves the others to their own runs. SSMAX_TEST_TARGETS, if set, names
+/// the targets to visit. What fails is reported with the target's name.
 template <class Test>
 void for_each(bool with_extensions, Test test) {
   const TargetScope scope;
   const bool is_for_one = std::getenv("SSMAX_TARGET") != nullptr;
+  const char* const named = std::getenv("SSMAX_TEST_TARGETS");
   const ssmax::Target base = ssmax::shared::base_of(ssmax::active_target());
   const auto targets = ssmax::available_targets();
   const bool with_scalar = is_for_one || targets.size() == 1 || takes_scalar();
@@ -56,9 +57,10 @@ void for_each(bool with_extensions, Test test) {
     if (!with_extensions && ssmax::shared::base_of(target) != target) continue;
     if (is_for_one && ssmax::shared::base_of(target) != base) continue;
     if (emulation::is_emulated && !emulates(target, with_extensions)) continue;
+    const std::string name(ssmax::target_name(target));
+    if (named != nullptr && (named + std::string(",")).find(name + ",") == std::string::npos) continue;
     ssmax::set_active_target(target);
     REQUIRE(ssmax::active_target() == target);
-    const std::string name(ssmax::target_name(target));
     INFO(name);
     test(name);
   }
