@@ -37,6 +37,7 @@ void use_data() {
   use(AttentionState<float>{rows, rows, view}), use(KeyRun<float>{}), use(Lanes<float>(numbers.data(), 1)),
       use(PlacedLanes<float>(Lanes<float>(numbers.data(), 1), numbers.data(), 0, nullptr, 0)),
       use(QkvViews<float>{}), use(Elements<float>{}), use(KeptSpan<const float>(numbers));
+  for (const index_t end : Integers(ends)) use(end), use(KeptIntegers(ends).back());
 
   use(Full{}), use(Causal{}), use(Lengths(ends)), use(SlidingWindow(1)), use(PrefixLM(ends)),
       use(KeyLengths(ends));
