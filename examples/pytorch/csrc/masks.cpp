@@ -4,7 +4,7 @@ namespace ssmax_torch {
 
 namespace {
 
-void check_entries(const char* name, std::span<const index_t> values, index_t keys, index_t most) {
+void check_entries(const char* name, ssmax::Integers values, index_t keys, index_t most) {
   for (std::size_t b = 0; b < values.size(); ++b) {
     if (values[b] >= 0 && values[b] <= most) continue;
     fail(std::string(name) + " has " + std::to_string(values[b]) + " for batch entry " + std::to_string(b) +
