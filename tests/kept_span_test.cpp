@@ -36,35 +36,32 @@ template <class... Cases>
 constexpr bool refuse_temporaries = ((Cases::accepts_names && !Cases::accepts_temporaries) && ...);
 
 using Rows = View<const float, 3>;
-using Indices = View<const int, 3>;
 using Table = View<const int, 2>;
 
-// Masks.
 static_assert(refuse_temporaries<Constructor<Lengths, Numbers>, Constructor<PrefixLM, Numbers>,
                                  Constructor<KeyLengths, Numbers>, Constructor<KeyLengths, Ints>,
                                  Constructor<Documents, Numbers, void(), void(bool)>,
                                  Constructor<Documents, Numbers, void(Numbers&), void(bool)>,
                                  Constructor<Documents, Numbers, void(), void(Numbers&, bool)>,
                                  Constructor<BlockSparse, std::vector<std::uint64_t>, void(SparseBlocks)>>);
-// Scores.
-static_assert(refuse_temporaries<Constructor<Alibi, Doubles>>);
-// Scalings.
-static_assert(refuse_temporaries<
-              Constructor<SSMax<float>, Floats>, Constructor<SSMax<float>, Floats, void(Floats&)>,
-              Constructor<SSMax<float>, Floats, void(), void(Floats&)>, Constructor<PerHead<float>, Floats>,
-              Constructor<SizeTable<float>, Floats>, Constructor<SizeTable<float>, Floats, void(Floats&)>,
-              Constructor<SizeTable<float>, Floats, void(Floats&, Floats&)>,
-              Constructor<SizeTable<float>, Floats, void(), void(float, float)>>);
+// Scores and scalings.
+static_assert(refuse_temporaries<Constructor<Alibi, Doubles>, Constructor<SSMax<float>, Floats>,
+                                 Constructor<SSMax<float>, Floats, void(Floats&)>,
+                                 Constructor<SSMax<float>, Floats, void(), void(Floats&)>,
+                                 Constructor<PerHead<float>, Floats>, Constructor<SizeTable<float>, Floats>,
+                                 Constructor<SizeTable<float>, Floats, void(Floats&)>,
+                                 Constructor<SizeTable<float>, Floats, void(Floats&, Floats&)>,
+                                 Constructor<SizeTable<float>, Floats, void(), void(float, float)>>);
 // Sources of keys.
-static_assert(refuse_temporaries<Constructor<PageTable<int>, Ints, void(Table)>,
-                                 Constructor<PageTable<int>, Ints, void(), void(Ints&, Ints&)>,
-                                 Constructor<PageTable<int>, Ints, void(Ints&), void(Ints&)>,
-                                 Constructor<PageTable<int>, Ints, void(Ints&, Ints&)>,
-                                 Constructor<IndexedKeys<float>, Ints, void(Rows, Rows, Indices)>>);
+static_assert(
+    refuse_temporaries<Constructor<PageTable<int>, Ints, void(Table)>,
+                       Constructor<PageTable<int>, Ints, void(), void(Ints&, Ints&)>,
+                       Constructor<PageTable<int>, Ints, void(Ints&), void(Ints&)>,
+                       Constructor<PageTable<int>, Ints, void(Ints&, Ints&)>,
+                       Constructor<IndexedKeys<float>, Ints, void(Rows, Rows, View<const int, 3>)>>);
 // Options and views.
 static_assert(refuse_temporaries<Constructor<decltype(AttentionOptions<float>::sinks), Floats>,
                                  Constructor<View<const float, 1>, Floats>>);
-// Functions.
 constexpr auto source = []<class V>(V && ids) requires requires(const PagedKvCache<float>& cache) {
   cache.source(std::forward<V>(ids));
 }
@@ -77,10 +74,10 @@ static_assert(
                        Function<&SequenceLengths::packed_queries, Ints>>);
 // A span and a part of it are no owners: their temporaries are accepted.
 static_assert(std::is_constructible_v<KeyLengths, std::span<const index_t>>);
-static_assert(std::is_constructible_v<Alibi, std::span<double>>);
-static_assert(std::is_constructible_v<Alibi, KeptSpan<double>>);
-static_assert(std::is_trivially_copyable_v<KeptSpan<const float>>);
-static_assert(sizeof(KeptSpan<const float>) == sizeof(std::span<const float>));
+static_assert(std::is_constructible_v<Alibi, std::span<double>> &&
+              std::is_constructible_v<Alibi, KeptSpan<double>>);
+static_assert(std::is_trivially_copyable_v<KeptSpan<const float>> &&
+              sizeof(KeptSpan<const float>) == sizeof(std::span<const float>));
 
 TEST_CASE("Alibi of a number of heads has the slopes of the paper", "[score]") {
   for (const index_t heads : {1, 2, 8, 12, 20}) {

@@ -1,6 +1,7 @@
 // Runs a test on the targets that this machine has, and puts the active one back, also when the test fails.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <random>
 #include <ssmax/half.hpp>
@@ -51,6 +52,11 @@ void for_each(bool with_extensions, Test test) {
   const char* const named = std::getenv("SSMAX_TEST_TARGETS");
   const ssmax::Target base = ssmax::shared::base_of(ssmax::active_target());
   const auto targets = ssmax::available_targets();
+  const auto is_named = [&](ssmax::Target target) {
+    const std::string name = std::string(ssmax::target_name(target)) + ',';
+    return named == nullptr || (std::string(named) + ',').find(name) != std::string::npos;
+  };
+  REQUIRE(std::any_of(targets.begin(), targets.end(), is_named));
   const bool with_scalar = is_for_one || targets.size() == 1 || takes_scalar();
   for (const ssmax::Target target : targets) {
     if (!with_scalar && target == ssmax::Target::scalar) continue;
@@ -58,7 +64,7 @@ void for_each(bool with_extensions, Test test) {
     if (is_for_one && ssmax::shared::base_of(target) != base) continue;
     if (emulation::is_emulated && !emulates(target, with_extensions)) continue;
     const std::string name(ssmax::target_name(target));
-    if (named != nullptr && (named + std::string(",")).find(name + ",") == std::string::npos) continue;
+    if (!is_named(target)) continue;
     ssmax::set_active_target(target);
     REQUIRE(ssmax::active_target() == target);
     INFO(name);

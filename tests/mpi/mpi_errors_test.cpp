@@ -37,10 +37,9 @@ TEST_CASE("the error names the argument that differs between ranks", "[mpi][erro
   Call call;
   SECTION("a shape") {
     if (is_last()) {
-      Share<double>& share = call.share;
-      call.arguments.q = {share.q.data(), {1, 1, share.shape.queries, 4}};
-      call.arguments.out = {share.out.data(), {1, 1, share.shape.queries, 4}};
-      call.arguments.lse = {share.lse.data(), {1, 1, share.shape.queries}};
+      call.arguments.q = {call.share.q.data(), {1, 1, call.share.shape.queries, 4}};
+      call.arguments.out = {call.share.out.data(), {1, 1, call.share.shape.queries, 4}};
+      call.arguments.lse = {call.share.lse.data(), {1, 1, call.share.shape.queries}};
     }
     check_refused_alike(call, call.refused(), {"heads", "1", "2"});
   }

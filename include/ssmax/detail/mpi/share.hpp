@@ -148,8 +148,8 @@ Problem<ComputeType<T>> part_of_problem(const Problem<ComputeType<T>>& whole, co
   return owner_rotates<T> ? with_rotated_keys(queries, keys) : with_keys(queries, keys);
 }
 
-/// Returns the row of a query whose state is complete, for store_result. `sequence` says where its result lies, and must
-/// outlive the row.
+/// Returns the row of a query whose state is complete, for store_result. `sequence` says where its result lies, and
+/// must outlive the row.
 /// The row has a multiplier if sinks are scaled.
 template <class Compute>
 QueryRow complete_row(const Result<Compute>& result, const Variant<Compute>& variant, const Query& query,

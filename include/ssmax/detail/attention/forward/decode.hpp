@@ -273,8 +273,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
 
   /// Lists the rows of keys and values from number `first` of the chunk on: those of kv head 0, if the heads have known
   /// distances. In a list of more than listed_ahead keys, the last keys prefetch the first values, and list_rows
-  /// prefetches the first keys. In a shorter list, list_rows prefetches all rows. A lane that computes one kv head after
-  /// the other prefetches them in the kernels of the task before. Measured: docs/measured.md.
+  /// prefetches the first keys. In a shorter list, list_rows prefetches all rows. A lane that computes one kv head
+  /// after the other prefetches them in the kernels of the task before. Measured: docs/measured.md.
   void list_rows(KeyRange keys, index_t first) const {
     const AnyKeys<Compute>& source = problem_.keys;
     const std::byte **k = memory_.k_rows + first, **v = memory_.v_rows + first;

@@ -49,8 +49,8 @@ WhyNot why_not_bf16(const Problem<Compute>& problem, const Bf16Capabilities& tar
 /// Returns why the short_keys path does not take rows of a call. The path requires that the keys of every sequence of
 /// the path are one block: most_keys() returns the largest number of keys.
 /// Exception: the path takes no call with a state that continues.
-/// Exception: the path takes a call over a cache only in place of prefill, which has the same bits. Otherwise the result
-/// of a sequence would depend on the lengths of other sequences of the batch.
+/// Exception: the path takes a call over a cache only in place of prefill, which has the same bits. Otherwise the
+/// result of a sequence would depend on the lengths of other sequences of the batch.
 /// `explains` requests the texts of the exceptions.
 template <class Compute, class MostKeys>
 WhyNot why_not_short_keys(const Problem<Compute>& problem, const Result<Compute>& result,

@@ -1,5 +1,5 @@
-// Computes the tasks of the short_keys path: tiles of queries. A lane takes runs of neighbouring tiles, which may belong
-// to several kv heads.
+// Computes the tasks of the short_keys path: tiles of queries. A lane takes runs of neighbouring tiles, which may
+// belong to several kv heads.
 #pragma once
 
 #include <algorithm>

@@ -155,11 +155,10 @@ class TaskLane {
   const typename Task::Memory memory_;
   Compute* const totals_;  // of the heads of a group after the first one
   Task task_;
-  Sequence entry_{};  // the batch entry, in a list without sequences
-  // Of the prepared task:
-  index_t prepared_ = -1, kv_head_ = std::numeric_limits<index_t>::max() - 1;
+  Sequence entry_{};       // the batch entry, in a list without sequences
+  index_t prepared_ = -2;  // the prepared task, with the members that follow. No task follows -2
+  index_t kv_head_ = 0, first_ = 0, count_ = 0;  // first_, count_: rows
   std::span<const Sequence> sequences_{};
-  index_t first_ = 0, count_ = 0;  // rows
   KeyRange seen_{};
   Head heads_[max_heads_together];
   KeyRange all_seen_{};   // by the heads of the group
