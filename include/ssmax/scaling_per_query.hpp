@@ -15,10 +15,10 @@
 SSMAX_BEGIN_DETAIL
 
 /// Throws unless `values` is [batch, heads, queries]. Any strides.
-template <class T>
-void check_per_query(const char* function, const char* name, const View<T, 3>& values,
-                     const QueryShape& shape) {
-  check_fits_attention(function, name, values, {shape.batch, shape.heads, shape.queries});
+inline void check_per_query(const char* function, const char* name, const AnyView& values,
+                            const QueryShape& shape) {
+  const index_t extents[] = {shape.batch, shape.heads, shape.queries};
+  check_fits_attention(function, name, values, extents);
 }
 
 SSMAX_END

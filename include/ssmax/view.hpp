@@ -106,6 +106,10 @@ class View {
   SSMAX_INLINE constexpr index_t extent(int i) const { return extents_[static_cast<std::size_t>(i)]; }
   /// Returns the distance between consecutive indices of dimension i, in elements.
   SSMAX_INLINE constexpr index_t stride(int i) const { return strides_[static_cast<std::size_t>(i)]; }
+  /// The extents of all dimensions.
+  SSMAX_INLINE constexpr const Extents& extents() const { return extents_; }
+  /// The strides of all dimensions, in elements.
+  SSMAX_INLINE constexpr const Extents& strides() const { return strides_; }
   /// Returns the address of element (0, …, 0).
   SSMAX_INLINE constexpr T* data_handle() const { return data_; }
   /// Returns the number of elements, modulo 2^64 (2^32) if index_t cannot hold it.

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "../../sequence_lengths.hpp"
-#include "../../view.hpp"
-#include "error.hpp"
+#include "views.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -52,9 +51,8 @@ inline void check_packed_lengths(const char* function, const char* name, Integer
 }
 
 /// Throws unless the lengths, if given, fit q and k.
-template <class Q, class K>
-void check_lengths(const char* function, const SequenceLengths& lengths, const View<const Q, 4>& q,
-                   const View<const K, 4>& k) {
+inline void check_lengths(const char* function, const SequenceLengths& lengths, const AnyView& q,
+                          const AnyView& k) {
   if (!lengths.is_given()) return;
   const auto queries = static_cast<index_t>(lengths.queries().size()),
              keys = static_cast<index_t>(lengths.keys().size());
@@ -65,9 +63,8 @@ void check_lengths(const char* function, const SequenceLengths& lengths, const V
 }
 
 /// Throws unless the lengths, if given, fit q and a key source with `sequences` sequences.
-template <class Q>
-void check_source_lengths(const char* function, const SequenceLengths& lengths, const View<const Q, 4>& q,
-                          index_t sequences) {
+inline void check_source_lengths(const char* function, const SequenceLengths& lengths, const AnyView& q,
+                                 index_t sequences) {
   if (!lengths.is_given()) return;
   if (!lengths.keys().empty()) {
     fail_format("ssmax::%s: lengths.keys have extent %zu, must be 0 over a source: use %s", function,

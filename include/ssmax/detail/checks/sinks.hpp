@@ -8,9 +8,8 @@
 SSMAX_BEGIN_DETAIL
 
 /// Throws unless `sinks` is empty, or has one number per head and does not overlap the outputs.
-template <class A, class T>
-void check_sinks(const char* function, std::span<const A> sinks, const View<T, 4>& out,
-                 const View<A, 3>& lse) {
+template <class A>
+void check_sinks(const char* function, std::span<const A> sinks, const AnyView& out, const AnyView& lse) {
   if (sinks.empty()) return;
   const View<const A, 1> view(sinks);
   check_equal(function, "sinks", "has extent", view.extent(0), "heads are", out.extent(1));

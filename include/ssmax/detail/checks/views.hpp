@@ -15,12 +15,45 @@ SSMAX_BEGIN_DETAIL
 /// Upper bound for every extent and element count: the sum of two such numbers cannot overflow.
 inline constexpr index_t max_counted = std::numeric_limits<index_t>::max() / 2;
 
+/// A view of elements of any type, as checks read it. The view must outlive it.
+class AnyView {
+ public:
+  template <class T, int Rank>
+  SSMAX_INLINE AnyView(const View<T, Rank>& view)
+      : data_(view.data_handle()),
+        extents_(view.extents().data()),
+        strides_(view.strides().data()),
+        rank_(Rank),
+        element_bytes_(sizeof(T)) {}
+
+  const void* data() const { return data_; }
+  int rank() const { return rank_; }
+  index_t element_bytes() const { return element_bytes_; }
+  index_t extent(int i) const { return extents_[i]; }
+  index_t stride(int i) const { return strides_[i]; }
+  bool empty() const {
+    bool empty = false;
+    for (int i = 0; i < rank_; ++i) empty |= extents_[i] == 0;
+    return empty;
+  }
+  index_t size() const {
+    std::size_t size = 1;
+    for (int i = 0; i < rank_; ++i) size *= static_cast<std::size_t>(extents_[i]);
+    return static_cast<index_t>(size);
+  }
+
+ private:
+  const void* data_;
+  const index_t *extents_, *strides_;
+  int rank_;
+  index_t element_bytes_;
+};
+
 /// Returns true if the caller passed this optional view. A null view with a nonzero extent counts as passed,
 /// and check_view then reports it as an error.
-template <class T, int Rank>
-bool is_given(const View<T, Rank>& view) {
-  bool given = view.data_handle() != nullptr;
-  for (int i = 0; i < Rank; ++i) given = given || view.extent(i) != 0;
+inline bool is_given(const AnyView& view) {
+  bool given = view.data() != nullptr;
+  for (int i = 0; i < view.rank(); ++i) given = given || view.extent(i) != 0;
   return given;
 }
 
@@ -31,12 +64,11 @@ bool is_given(const View<T, Rank>& view) {
 }
 
 /// Throws unless the byte offset of every element, and every stride in bytes, fits index_t.
-template <class T, int Rank>
-void check_reach(const char* function, const char* name, const View<T, Rank>& view) {
+inline void check_reach(const char* function, const char* name, const AnyView& view) {
   constexpr index_t most = std::numeric_limits<index_t>::max();
-  index_t left = most / static_cast<index_t>(sizeof(T)) - 1;
+  index_t left = most / view.element_bytes() - 1;
   const index_t longest = left;
-  for (int i = 0; i < Rank; ++i) {
+  for (int i = 0; i < view.rank(); ++i) {
     const index_t stride = view.stride(i), steps = view.extent(i) - 1;
     const bool fits =
         stride >= -longest && stride <= longest && (steps == 0 || std::abs(stride) <= left / steps);
@@ -47,10 +79,9 @@ void check_reach(const char* function, const char* name, const View<T, Rank>& vi
 
 /// Throws unless every extent is at least 0 and the product of the extents is at most most_counted. An extent
 /// of 0 counts as 1, so that the product of any subset of the extents is bounded as well.
-template <class T, int Rank>
-void check_extents(const char* function, const char* name, const View<T, Rank>& view) {
+inline void check_extents(const char* function, const char* name, const AnyView& view) {
   index_t elements = 1;
-  for (int i = 0; i < Rank; ++i) {
+  for (int i = 0; i < view.rank(); ++i) {
     const index_t extent = view.extent(i);
     if (extent < 0) fail_value(function, name, "has extent", extent, "must be at least", 0);
     if (extent > max_counted / elements) {
@@ -63,16 +94,13 @@ void check_extents(const char* function, const char* name, const View<T, Rank>& 
 
 /// Returns true if extents and strides are so small that their products cannot overflow. This test is cheaper
 /// than check_extents and check_reach. Exception: returns false for elements of more than 8 bytes.
-template <class T, int Rank>
-bool is_small(const View<T, Rank>& view) {
-  static_assert(Rank <= 4);
-  if constexpr (sizeof(T) > 8) return false;
+inline bool is_small(const AnyView& view) {
+  if (view.rank() > 4 || view.element_bytes() > 8) return false;
   constexpr int digits = std::numeric_limits<index_t>::digits;
   constexpr int of_extent = digits / 4,
                 of_stride = digits - 6 - of_extent;  // 4 extents × 8 bytes: 5 bits, and 1 spare
   std::size_t extents = 0, strides = 0;
-  SSMAX_UNROLL
-  for (int i = 0; i < Rank; ++i) {
+  for (int i = 0; i < view.rank(); ++i) {
     extents |= static_cast<std::size_t>(view.extent(i));
     strides |= static_cast<std::size_t>(view.stride(i) < 0 ? ~view.stride(i) : view.stride(i));
   }
@@ -80,63 +108,57 @@ bool is_small(const View<T, Rank>& view) {
 }
 
 /// Throws as check_view does, but accepts any last stride.
-template <class T, int Rank>
-void check_strided_view(const char* function, const char* name, const View<T, Rank>& view) {
+inline void check_strided_view(const char* function, const char* name, const AnyView& view) {
   if (!is_small(view)) {
     check_extents(function, name, view);
     if (!view.empty()) check_reach(function, name, view);
   }
-  if (!view.empty() && view.data_handle() == nullptr)
+  if (!view.empty() && view.data() == nullptr)
     fail_value(function, name, "is null but has size", view.size(), "must be", 0);
 }
 
-template <class T, int Rank>
-void check_view(const char* function, const char* name, const View<T, Rank>& view) {
+inline void check_view(const char* function, const char* name, const AnyView& view) {
   check_strided_view(function, name, view);
-  if (!view.empty() && view.extent(Rank - 1) > 1 && view.stride(Rank - 1) != 1) {
-    fail_value(function, name, "has last stride", view.stride(Rank - 1), "must be", 1);
+  const int last = view.rank() - 1;
+  if (!view.empty() && view.extent(last) > 1 && view.stride(last) != 1) {
+    fail_value(function, name, "has last stride", view.stride(last), "must be", 1);
   }
 }
 
-template <class V, class W>
-void check_extent(const char* function, const char* name, const V& view, int i, const char* other,
-                  const W& as, int j) {
+inline void check_extent(const char* function, const char* name, const AnyView& view, int i,
+                         const char* other, const AnyView& as, int j) {
   if (view.extent(i) != as.extent(j)) fail_extent(function, name, i, view.extent(i), other, as.extent(j));
 }
 
-template <class T, class U, int Rank>
-void check_same_extents(const char* function, const char* name, const View<T, Rank>& view,
-                        const char* other_name, const View<U, Rank>& other) {
-  for (int i = 0; i < Rank; ++i) check_extent(function, name, view, i, other_name, other, i);
+inline void check_same_extents(const char* function, const char* name, const AnyView& view,
+                               const char* other_name, const AnyView& other) {
+  for (int i = 0; i < view.rank(); ++i) check_extent(function, name, view, i, other_name, other, i);
 }
 
 /// Throws unless a view of a policy has the extents of the attention. Any strides whose bytes fit index_t.
-template <class T, int Rank>
-void check_fits_attention(const char* function, const char* name, const View<T, Rank>& view,
-                          const std::array<index_t, Rank>& expected) {
-  for (int i = 0; i < Rank; ++i) {
-    const index_t extent = expected[static_cast<std::size_t>(i)];
+inline void check_fits_attention(const char* function, const char* name, const AnyView& view,
+                                 const index_t* expected) {
+  for (int i = 0; i < view.rank(); ++i) {
+    const index_t extent = expected[i];
     if (view.extent(i) == extent) continue;
     fail_format("ssmax::%s: %s has extent %td in dimension %d, the attention has %td%s", function, name,
                 view.extent(i), i, extent, view.extent(i) == 1 ? " (stride 0 broadcasts)" : "");
   }
   if (view.empty()) return;
-  if (view.data_handle() == nullptr)
-    fail_value(function, name, "is null but has size", view.size(), "must be", 0);
+  if (view.data() == nullptr) fail_value(function, name, "is null but has size", view.size(), "must be", 0);
   check_reach(function, name, view);
 }
 
 /// Throws unless each element of an output has one index only. In order of rising stride, the stride of each
 /// dimension must be at least the span of the dimensions before it.
-template <class T, int Rank>
-void check_output(const char* function, const char* name, const View<T, Rank>& view) {
+inline void check_output(const char* function, const char* name, const AnyView& view) {
   check_view(function, name, view);
   if (view.empty()) return;
   index_t span = 1;
-  std::array<bool, Rank> seen{};
-  for (int step = 0; step < Rank; ++step) {
+  std::array<bool, 4> seen{};
+  for (int step = 0; step < view.rank(); ++step) {
     int next = -1;  // unvisited dimension with the smallest stride
-    for (int i = 0; i < Rank; ++i) {
+    for (int i = 0; i < view.rank(); ++i) {
       const bool smaller = next < 0 || std::abs(view.stride(i)) < std::abs(view.stride(next));
       if (!seen[static_cast<std::size_t>(i)] && smaller) next = i;
     }
@@ -155,15 +177,14 @@ struct Bytes {
   std::uintptr_t begin, end;
 };
 
-template <class T, int Rank>
-Bytes span_of(const View<T, Rank>& view) {
+inline Bytes span_of(const AnyView& view) {
   index_t low = 0, high = 1;
-  for (int i = 0; i < Rank; ++i) {
+  for (int i = 0; i < view.rank(); ++i) {
     const index_t reach = (view.extent(i) - 1) * view.stride(i);
     (reach < 0 ? low : high) += reach;
   }
-  const auto base = reinterpret_cast<std::uintptr_t>(view.data_handle());
-  const auto size = static_cast<index_t>(sizeof(T));
+  const auto base = reinterpret_cast<std::uintptr_t>(view.data());
+  const index_t size = view.element_bytes();
   return {base + static_cast<std::uintptr_t>(low * size), base + static_cast<std::uintptr_t>(high * size)};
 }
 
@@ -181,17 +202,16 @@ std::span<const std::remove_const_t<T>> memory_of(const View<T, Rank>& view) {
 ///
 /// The function tries each stride as the pitch of the matrix. Longer strides must be multiples of the pitch.
 /// The spans of the shorter strides of both views must fit side by side into one row.
-template <class T, class U, int Rank>
-bool are_separate_columns(const View<T, Rank>& a, const View<U, Rank>& b) {
-  if constexpr (Rank == 1 || sizeof(T) != sizeof(U)) return false;
-  const auto distance = static_cast<index_t>(reinterpret_cast<std::uintptr_t>(b.data_handle()) -
-                                             reinterpret_cast<std::uintptr_t>(a.data_handle()));
-  const auto size = static_cast<index_t>(sizeof(T));
+inline bool are_separate_columns(const AnyView& a, const AnyView& b) {
+  const index_t size = a.element_bytes();
+  if (a.rank() != b.rank() || a.rank() == 1 || size != b.element_bytes()) return false;
+  const auto distance = static_cast<index_t>(reinterpret_cast<std::uintptr_t>(b.data()) -
+                                             reinterpret_cast<std::uintptr_t>(a.data()));
   if (distance % size != 0) return false;
   // Returns the span of a view within a row, or pitch + 1 if the view is not made of columns.
-  const auto span = [](const auto& view, index_t pitch) {
+  const auto span = [](const AnyView& view, index_t pitch) {
     index_t result = 1;
-    for (int i = 0; i < Rank; ++i) {
+    for (int i = 0; i < view.rank(); ++i) {
       if (view.extent(i) == 1) continue;
       const index_t stride = view.stride(i);
       if (stride < 0 || (stride > pitch && stride % pitch != 0)) return pitch + 1;
@@ -203,20 +223,18 @@ bool are_separate_columns(const View<T, Rank>& a, const View<U, Rank>& b) {
     const index_t offset = ((distance / size) % pitch + pitch) % pitch;
     return offset >= span(a, pitch) && offset + span(b, pitch) <= pitch;
   };
-  for (int i = 0; i < Rank; ++i) {
+  for (int i = 0; i < a.rank(); ++i) {
     if (a.extent(i) > 1 && a.stride(i) > 0 && fit(a.stride(i))) return true;
     if (b.extent(i) > 1 && b.stride(i) > 0 && fit(b.stride(i))) return true;
   }
   return false;
 }
 
-template <class T, int RankT, class U, int RankU>
-bool are_disjoint(const View<T, RankT>& a, const View<U, RankU>& b) {
+inline bool are_disjoint(const AnyView& a, const AnyView& b) {
   if (a.empty() || b.empty()) return true;
   const Bytes x = span_of(a), y = span_of(b);
   if (x.end <= y.begin || y.end <= x.begin) return true;
-  if constexpr (RankT == RankU) return are_separate_columns(a, b);
-  return false;
+  return are_separate_columns(a, b);
 }
 
 [[noreturn]] SSMAX_COLD inline void fail_overlap(const char* function, const char* name, Bytes a,
@@ -229,9 +247,8 @@ bool are_disjoint(const View<T, RankT>& a, const View<U, RankU>& b) {
 
 /// Throws unless `out` and `in` are known not to overlap. Exception: disjoint views that interleave in
 /// another way than columns of one matrix are rejected as well.
-template <class T, int RankT, class U, int RankU>
-void check_no_overlap(const char* function, const char* out_name, const View<T, RankT>& out,
-                      const char* in_name, const View<U, RankU>& in) {
+inline void check_no_overlap(const char* function, const char* out_name, const AnyView& out,
+                             const char* in_name, const AnyView& in) {
   if (!are_disjoint(out, in)) fail_overlap(function, out_name, span_of(out), in_name, span_of(in), "");
 }
 

@@ -32,9 +32,8 @@ SSMAX_BEGIN_DETAIL
 
 /// Throws unless q and a source of keys have the same batch and width, and q's heads are a multiple of the kv heads.
 /// Exception: packed queries of all sequences are one batch entry, so the batch may differ.
-template <class T>
-void check_queries(const char* function, const View<const T, 4>& q, const KeySourceShape& keys,
-                   bool is_packed = false) {
+inline void check_queries(const char* function, const AnyView& q, const KeySourceShape& keys,
+                          bool is_packed = false) {
   check_view(function, "q", q);
   const auto same = [&](int i, index_t extent) {
     if (extent != q.extent(i)) fail_extent(function, "k", i, extent, "q", q.extent(i));
@@ -47,9 +46,7 @@ void check_queries(const char* function, const View<const T, 4>& q, const KeySou
   }
 }
 
-template <class Q, class K, class V>
-void check_inputs(const char* function, const View<const Q, 4>& q, const View<const K, 4>& k,
-                  const View<const V, 4>& v) {
+inline void check_inputs(const char* function, const AnyView& q, const AnyView& k, const AnyView& v) {
   check_view(function, "q", q);
   check_view(function, "k", k);
   check_view(function, "v", v);
@@ -58,20 +55,17 @@ void check_inputs(const char* function, const View<const Q, 4>& q, const View<co
 }
 
 /// Throws unless the leading extents of an output are those of q, and the last extent of out is value_width.
-template <class T, class U, int Rank>
-void check_result(const char* function, const char* name, const View<U, Rank>& out, const View<const T, 4>& q,
-                  index_t value_width) {
+inline void check_result(const char* function, const char* name, const AnyView& out, const AnyView& q,
+                         index_t value_width) {
   check_output(function, name, out);
   for (int i = 0; i < 3; ++i) check_extent(function, name, out, i, "q", q, i);
-  if constexpr (Rank == 4) {
-    if (out.extent(3) != value_width) fail_extent(function, name, 3, out.extent(3), "v", value_width);
-  }
+  if (out.rank() == 4 && out.extent(3) != value_width)
+    fail_extent(function, name, 3, out.extent(3), "v", value_width);
 }
 
 /// Does the checks of the function above. Also throws if the output overlaps k or v.
-template <class Q, class K, class V, class U, int Rank>
-void check_result(const char* function, const char* name, const View<U, Rank>& out, const View<const Q, 4>& q,
-                  const View<const K, 4>& k, const View<const V, 4>& v) {
+inline void check_result(const char* function, const char* name, const AnyView& out, const AnyView& q,
+                         const AnyView& k, const AnyView& v) {
   check_result(function, name, out, q, v.extent(3));
   check_no_overlap(function, name, out, "k", k);
   check_no_overlap(function, name, out, "v", v);
@@ -91,9 +85,8 @@ void check_out_and_lse(const char* function, const View<Out, 4>& out, const View
 
 /// Throws if an output overlaps the memory of a source. Exception: a source without the member `memory` is not
 /// checked.
-template <class T, int Rank, class K>
-void check_no_overlap_with_source(const char* function, const char* name, const View<T, Rank>& out,
-                                  const K& keys) {
+template <class K>
+void check_no_overlap_with_source(const char* function, const char* name, const AnyView& out, const K& keys) {
   if constexpr (requires { keys.memory(); }) {
     const auto [k, v] = keys.memory();
     check_no_overlap(function, name, out, "k", View<const SourceKey<K>, 1>(k));
