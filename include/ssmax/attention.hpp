@@ -107,125 +107,31 @@
 /// error. Throws std::invalid_argument for every error, before anything is written.
 #pragma once
 
-#include <optional>
-
-#include "attention_state.hpp"
+#include "attention_arguments.hpp"
 #include "detail/attention/desk/build.hpp"
-#include "detail/attention/desk/untyped.hpp"
+#include "detail/attention/desk/policies.hpp"
 #include "detail/attention/desk/user_variant.hpp"
-#include "detail/attention/work/driver.hpp"
-#include "elements.hpp"
 #include "execution.hpp"
-#include "explain.hpp"
 #include "mask.hpp"
-#include "rope.hpp"
 #include "scaling.hpp"
 #include "score.hpp"
-#include "sequence_lengths.hpp"
-#include "view.hpp"
-#include "workspace.hpp"
 
 /// @addtogroup attention
 /// @{
 SSMAX_BEGIN_CODE
 
-/// The tensors that attention reads and writes.
-template <class T>
-struct AttentionArguments {
-  View<const detail::QueryElement<T>, 4> q{};  ///< [batch, heads, queries, d].
-  View<const detail::KeyElement<T>, 4> k{};    ///< [batch, kv_heads, keys, d].
-  View<const detail::ValueElement<T>, 4> v{};  ///< [batch, kv_heads, keys, dv].
-  View<detail::OutElement<T>, 4> out{};        ///< [batch, heads, queries, dv].
-  View<detail::ComputeType<T>, 3> lse{};       ///< [batch, heads, queries], or left out.
-};
-
-/// The optional arguments of attention, attention_backward and decode.
-template <class T>
-struct AttentionOptions {
-  std::optional<double> scale{};                       ///< Factor of q·k; 1/√d by default.
-  const Rope<detail::ComputeType<T>>* rope = nullptr;  ///< Rotates q, and the keys that are not in a source.
-  index_t key_position = 0;                            ///< Position of the first key, for the rope.
-  KeptSpan<const detail::ComputeType<T>> sinks{};      ///< One number per head.
-  Workspace* workspace = nullptr;                      ///< Memory that calls reuse.
-  bool float_products = false;      ///< If true, bfloat16 is multiplied in float on every target.
-  bool rounded_rotation = false;    ///< If true, the bf16 path rounds rotated q and k to bfloat16.
-  bool batch_invariant = false;     ///< If true, results are bit-identical for any number of queries.
-  bool scaled_sinks = false;        ///< If true, a sink is a logit: c·sink. (Not in finish.)
-  bool rotate_source_keys = false;  ///< If true, the rope rotates the keys of a source in the call.
-  /// Numbers of queries and keys of each sequence. (Not in attention_partial, finish and over MPI.)
-  SequenceLengths lengths{};
-  Explanation* explanation = nullptr;  ///< Optional output: how the call is computed. (Not in finish.)
-};
-
-/// The tensors of attention_partial. The views k and v hold keys [first_key, first_key + k.extent(2)) of `keys`.
-/// The view q holds queries [first_query, first_query + q.extent(2)) of `queries`.
-template <class T>
-struct PartialArguments {
-  View<const detail::QueryElement<T>, 4> q{};      ///< [batch, heads, queries in q, d].
-  View<const detail::KeyElement<T>, 4> k{};        ///< [batch, kv_heads, keys in k, d].
-  View<const detail::ValueElement<T>, 4> v{};      ///< [batch, kv_heads, keys in k, dv].
-  index_t first_key = 0,                           ///< Index of the first key in k.
-      keys = 0;                                    ///< Number of all keys.
-  AttentionState<detail::ComputeType<T>> state{};  ///< Output: the state of every query.
-  index_t first_query = 0,                         ///< Index of the first query in q.
-      queries = 0;                                 ///< Number of all queries; 0: q holds the last queries.
-  /// If true, the call continues from `state`, which holds the result for the keys before first_key. If every
-  /// first_key is a multiple of 1024, a chain of such calls is bit-identical to one call over all keys.
-  bool continues = false;
-};
-
-/// Computes attention, forward. The top of attention.hpp has the formula, the shapes and the error bounds. You write
-/// the element type, because the compiler cannot deduce the type from the arguments:
+/// Computes attention, forward. The top of attention.hpp has the formula, the shapes and the error bounds. `policies`
+/// are a scaling, a mask, a score and an executor, in any order, each at most once. Their defaults are Softmax, Full,
+/// Identity and Serial. A is the type of computation: float unless written.
 ///
-///     attention<float>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{s, b}, Causal{}, Softcap{50},
-///                      {.rope = &rope}, pool);
-template <class T, class S, class M, class C, class E = Serial>
-requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
-void attention(const std::type_identity_t<AttentionArguments<T>>& a, const S& scaling, const M& mask,
-               const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
-               E&& executor = E{}) {
-  static_assert(
-      detail::CallElements<T>,
-      "ssmax::attention: T is float, double, half, bfloat16, or Elements of types that one type computes");
-  const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
-  const detail::AttentionCall<T> call("attention", a, options, variant);
-  compiled::run_attention<detail::OperandsOf<T>>(call.problem, variant, call.result, options.workspace,
-                                                 detail::AnyExecutor(executor));
-}
-
-/// Computes attention without a score function.
-template <class T, class S = Softmax, class M = Full, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
-void attention(const std::type_identity_t<AttentionArguments<T>>& arguments, const S& scaling = {},
-               const M& mask = {}, const std::type_identity_t<AttentionOptions<T>>& options = {},
-               E&& executor = E{}) {
-  attention<T>(arguments, scaling, mask, Identity{}, options, std::forward<E>(executor));
-}
-
-/// Computes the state of the queries in q over the keys in k, to be merged with states over the other keys. The mask
-/// and the score function receive indices among all `queries` and all `keys`. n counts all visible keys of a query.
-/// The options are those of attention. Exception: pass sinks to finish.
-template <class T, class S, class M, class C, class E = Serial>
-requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
-void attention_partial(const std::type_identity_t<PartialArguments<T>>& a, const S& scaling, const M& mask,
-                       const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
-                       E&& executor = E{}) {
-  static_assert(detail::CallElements<T>,
-                "ssmax::attention_partial: T is float, double, half, bfloat16, or Elements of types that one "
-                "type computes");
-  const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
-  const detail::AttentionCall<T> call("attention_partial", a, options, variant);
-  compiled::run_attention<detail::OperandsOf<T>>(call.problem, variant, call.result, options.workspace,
-                                                 detail::AnyExecutor(executor));
-}
-
-/// Computes the state without a score function.
-template <class T, class S = Softmax, class M = Full, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
-void attention_partial(const std::type_identity_t<PartialArguments<T>>& arguments, const S& scaling = {},
-                       const M& mask = {}, const std::type_identity_t<AttentionOptions<T>>& options = {},
-                       E&& executor = E{}) {
-  attention_partial<T>(arguments, scaling, mask, Identity{}, options, std::forward<E>(executor));
+///     attention({.q = q, .k = k, .v = v, .out = out, .rope = &rope}, SSMax{s, b}, Causal{}, Softcap{50}, pool);
+template <class A = float, class... P>
+requires(detail::are_policies<P...>()) void attention(const std::type_identity_t<AttentionArguments<A>>& a,
+                                                      P&&... policies) {
+  const detail::Policies<P...> given(policies...);
+  const detail::VariantOf<A, decltype(given)> variant(given.scaling, given.mask, given.score);
+  const detail::AttentionCall<A> call("attention", a, variant, given.has_mask);
+  a.q.functions()->run(call.problem, variant, call.result, a.workspace, given.executor);
 }
 
 SSMAX_END

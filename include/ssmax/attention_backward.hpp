@@ -77,7 +77,6 @@
 #pragma once
 
 #include "attention.hpp"
-#include "detail/attention/backward/driver.hpp"
 #include "detail/attention/desk/build_backward.hpp"
 #include "detail/attention/desk/user_gradient_variant.hpp"
 
@@ -85,81 +84,16 @@
 /// @{
 SSMAX_BEGIN_CODE
 
-/// The tensors that the forward pass read and wrote, for all queries and keys or for a range of each. The views k and
-/// v hold keys [first_key, first_key + k.extent(2)) of `keys`. The views q, out and lse hold queries [first_query,
-/// first_query + q.extent(2)) of `queries`. The results out and lse are those over all keys.
-///
-/// If you split the keys or the queries into several calls, add the gradients of the calls:
-///
-/// | gradient | add over |
-/// |---|---|
-/// | dq | the ranges of keys |
-/// | dk, dv | the ranges of queries |
-/// | parameters of the scaling and the score function | all calls |
-/// | dsinks | the ranges of queries, for one range of keys only |
-///
-/// The call with first_key 0 adds the term of a scaled sink to dc.
-template <class T>
-struct BackwardArguments {
-  View<const detail::QueryElement<T>, 4> q{};   ///< [batch, heads, queries, d].
-  View<const detail::KeyElement<T>, 4> k{};     ///< [batch, kv_heads, keys, d].
-  View<const detail::ValueElement<T>, 4> v{};   ///< [batch, kv_heads, keys, dv].
-  View<const detail::OutElement<T>, 4> out{};   ///< [batch, heads, queries, dv], the result of attention.
-  View<const detail::ComputeType<T>, 3> lse{};  ///< [batch, heads, queries], the result of attention.
-  index_t first_key = 0,                        ///< Index of the first key in k.
-      keys = 0,                                 ///< Number of all keys; 0: k holds the last keys.
-      first_query = 0,                          ///< Index of the first query in q.
-      queries = 0;                              ///< Number of all queries; 0: q holds the last queries.
-};
-
-/// The gradients. Each has the shape of its tensor. dlse (as `View{}`) and dsinks are optional. dsinks has one number
-/// per head and requires options.sinks.
-template <class T>
-struct AttentionGradients {
-  View<const detail::OutElement<T>, 4> dout{};   ///< Input: the gradient of out.
-  View<const detail::ComputeType<T>, 3> dlse{};  ///< Input: the gradient of lse; optional.
-  View<detail::QueryElement<T>, 4> dq{};         ///< Output: the gradient of q.
-  View<detail::KeyElement<T>, 4> dk{};           ///< Output: the gradient of k.
-  View<detail::ValueElement<T>, 4> dv{};         ///< Output: the gradient of v.
-  std::span<detail::ComputeType<T>> dsinks{};    ///< Added to; optional.
-  /// If true, the call adds the gradients to dq, dk and dv, which must hold numbers before the call. If false, the
-  /// call overwrites dq, dk and dv. The call always adds to dsinks and to the gradients of parameters.
-  /// mpi::attention_backward throws if `accumulate` is true.
-  bool accumulate = false;
-};
-
-/// Computes the gradients of attention. The top of attention_backward.hpp has the formulas and the error bounds. You
-/// write the element type, because the compiler cannot deduce the type from the arguments:
-///
-///     attention_backward<float>({.q = q, .k = k, .v = v, .out = out, .lse = lse},
-///                               {.dout = dout, .dq = dq, .dk = dk, .dv = dv},
-///                               SSMax<float>{s, b}.gradient(ds, db), Causal{}, Softcap{50},
-///                               {.rope = &rope}, pool);
-///
-/// The mask, the score function and the options are those of the forward pass.
-template <class T, class S, class M, class C, class E = Serial>
-requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
-void attention_backward(const std::type_identity_t<BackwardArguments<T>>& a,
-                        const std::type_identity_t<AttentionGradients<T>>& g, const S& scaling, const M& mask,
-                        const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
-                        E&& executor = E{}) {
-  static_assert(detail::CallElements<T>,
-                "ssmax::attention_backward: T is float, double, half, bfloat16, or Elements of types that "
-                "one type computes");
-  const detail::UserGradientVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
-  const detail::BackwardCall<T> call("attention_backward", a, g, options, variant);
-  compiled::run_backward<detail::OperandsOf<T>>(call.problem, variant, options.workspace,
-                                                detail::AnyExecutor(executor));
-}
-
-/// Computes the gradients without a score function.
-template <class T, class S = Softmax, class M = Full, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
-void attention_backward(const std::type_identity_t<BackwardArguments<T>>& arguments,
-                        const std::type_identity_t<AttentionGradients<T>>& gradients, const S& scaling = {},
-                        const M& mask = {}, const std::type_identity_t<AttentionOptions<T>>& options = {},
-                        E&& executor = E{}) {
-  attention_backward<T>(arguments, gradients, scaling, mask, Identity{}, options, std::forward<E>(executor));
+/// Computes the gradients of attention. The top of attention_backward.hpp has the formulas. The policies are those of
+/// attention. A learnable scaling or score adds to its own gradients.
+template <class A = float, class... P>
+requires(detail::are_policies<P...>()) void attention_backward(
+    const std::type_identity_t<BackwardArguments<A>>& a, const std::type_identity_t<AttentionGradients<A>>& g,
+    P&&... policies) {
+  const detail::Policies<P...> given(policies...);
+  const detail::GradientVariantOf<A, decltype(given)> variant(given.scaling, given.mask, given.score);
+  const detail::BackwardCall<A> call("attention_backward", a, g, variant);
+  g.dout.functions()->run(call.problem, variant, a.workspace, given.executor);
 }
 
 SSMAX_END

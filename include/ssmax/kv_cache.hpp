@@ -65,6 +65,7 @@ class KvCache {
   using Element = K;                       ///< Storage type of keys.
   using ValueElement = V;                  ///< Storage type of values.
   using Compute = detail::ComputeType<K>;  ///< Type of computation: double for double, float for the others.
+  static constexpr bool owns_keys = true;  ///< A call takes a variable, not a temporary.
 
   /// Makes empty sequences. Throws std::invalid_argument unless kv_heads, widths and capacity are at least 1 and
   /// `first` is in [0, capacity). Throws std::invalid_argument if `first` is not 0 without `ring`, if the number of

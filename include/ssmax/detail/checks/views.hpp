@@ -18,6 +18,9 @@ inline constexpr index_t max_counted = std::numeric_limits<index_t>::max() / 2;
 /// A view of elements of any type, as checks read it. The view must outlive it.
 class AnyView {
  public:
+  SSMAX_INLINE AnyView(const void* data, const index_t* extents, const index_t* strides, int rank,
+                       index_t element_bytes)
+      : data_(data), extents_(extents), strides_(strides), rank_(rank), element_bytes_(element_bytes) {}
   template <class T, int Rank>
   SSMAX_INLINE AnyView(const View<T, Rank>& view)
       : data_(view.data_handle()),
@@ -252,19 +255,23 @@ inline void check_no_overlap(const char* function, const char* out_name, const A
   if (!are_disjoint(out, in)) fail_overlap(function, out_name, span_of(out), in_name, span_of(in), "");
 }
 
-/// Throws unless `out` is exactly the view `in` or does not overlap it.
+/// Throws unless `out` is exactly the view `in`, with elements of the same type, or does not overlap it.
+inline void check_in_place_or_no_overlap(const char* function, const char* out_name, const AnyView& out,
+                                         const char* in_name, const AnyView& in, bool same_type) {
+  if (are_disjoint(out, in)) return;
+  bool same = out.data() == in.data() && same_type;
+  for (int i = 0; i < out.rank(); ++i)
+    same = same && out.extent(i) == in.extent(i) && (out.extent(i) == 1 || out.stride(i) == in.stride(i));
+  if (!same)
+    fail_overlap(function, out_name, span_of(out), in_name, span_of(in), " without being the same view");
+}
+
+/// Does the check for views of known types.
 template <class T, class U, int Rank>
 void check_in_place_or_no_overlap(const char* function, const char* out_name, const View<T, Rank>& out,
                                   const char* in_name, const View<U, Rank>& in) {
-  if (are_disjoint(out, in)) return;
-  bool same = out.data_handle() == static_cast<const void*>(in.data_handle()) &&
-              std::is_same_v<T, std::remove_const_t<U>>;
-  for (int i = 0; i < Rank; ++i) {
-    same = same && out.extent(i) == in.extent(i) && (out.extent(i) == 1 || out.stride(i) == in.stride(i));
-  }
-  if (!same) {
-    fail_overlap(function, out_name, span_of(out), in_name, span_of(in), " without being the same view");
-  }
+  check_in_place_or_no_overlap(function, out_name, out, in_name, in,
+                               std::is_same_v<T, std::remove_const_t<U>>);
 }
 
 /// Returns the view. Exception: an empty view gets strides of 0, because adding a stride to a null pointer is

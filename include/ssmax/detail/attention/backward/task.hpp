@@ -162,7 +162,7 @@ class BackwardTask {
           rotate(forward_.rope, {sums, d}, {sums, d}, 1, d, rope_position(forward_, variant_, *cursor), true);
         }
       }
-      store(problem_.dq, problem_.old_dq, cursor.entry(), cursor.head(), cursor.row(), sums);
+      store(problem_.dq, cursor.entry(), cursor.head(), cursor.row(), sums);
     }
   }
 
@@ -185,8 +185,8 @@ class BackwardTask {
         rotate(forward_.rope, {dk, d}, {dk, d}, 1, d, position, true);
       }
       const index_t entry = sequence_.key_entry, row = sequence_.first_key_row + key;
-      store(problem_.dk, problem_.old_dk, entry, kv_head_, row, dk);
-      store(problem_.dv, problem_.old_dv, entry, kv_head_, row, dv);
+      store(problem_.dk, entry, kv_head_, row, dk);
+      store(problem_.dv, entry, kv_head_, row, dv);
     }
   }
 
@@ -388,8 +388,8 @@ class BackwardTask {
   }
 
   /// Writes a row of a gradient, or adds the row if gradients are accumulated. May overwrite `sums`.
-  void store(const OutputRows<Compute>& gradient, const InputRows<Compute>& old, index_t batch, index_t head,
-             index_t row, Compute* sums) const {
+  void store(const OutputRows<Compute>& gradient, index_t batch, index_t head, index_t row,
+             Compute* sums) const {
     if (!head_sums_.has_arrays) return;  // the gradient holds the sums
     const index_t n = gradient.extent(3);
     if (gradient.kind() == ElementKind::compute) {
@@ -398,7 +398,7 @@ class BackwardTask {
       return;
     }
     if (problem_.accumulates) {
-      gradient_kernels_.add_rows(old.load(batch, head, row, memory_.staged), 0, 1, n, sums, 0);
+      gradient_kernels_.add_rows(gradient.load(batch, head, row, memory_.staged), 0, 1, n, sums, 0);
     }
     gradient.store(batch, head, row, sums);
   }

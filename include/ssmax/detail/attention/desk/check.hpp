@@ -1,32 +1,14 @@
-// Checks the arguments and policies of attention, attention_partial and decode, before anything is written.
+// Checks the arguments and policies of attention and attention_backward, before anything is written.
 #pragma once
 
 #include <cmath>
 #include <limits>
 
-#include "../../../attention_state.hpp"
-#include "../../checks/key_storage.hpp"
+#include "../../../attention_arguments.hpp"
 #include "../../checks/sequence_lengths.hpp"
 #include "../../checks/sinks.hpp"
 #include "../../checks/views.hpp"
 #include "user_variant.hpp"
-
-SSMAX_BEGIN_CODE
-
-template <class T>
-struct AttentionArguments;
-template <class T>
-struct PartialArguments;
-template <class T>
-struct DecodeArguments;
-template <class T>
-struct BackwardArguments;
-template <class T>
-struct AttentionGradients;
-template <class T>
-struct AttentionOptions;
-
-SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
@@ -72,25 +54,31 @@ inline void check_result(const char* function, const char* name, const AnyView& 
 }
 
 /// Checks out, which may be q, and, if given, lse. `keys` are the last arguments of check_result.
-template <class Out, class Q, class Compute, class... Keys>
-void check_out_and_lse(const char* function, const View<Out, 4>& out, const View<Compute, 3>& lse,
-                       const View<const Q, 4>& q, const Keys&... keys) {
-  check_result(function, "out", out, q, keys...);
-  check_in_place_or_no_overlap(function, "out", out, "q", q);
-  if (!is_given(lse)) return;
-  check_result(function, "lse", lse, q, keys...);
-  check_no_overlap(function, "lse", lse, "q", q);
-  check_no_overlap(function, "lse", lse, "out", out);
+template <class A, class... Keys>
+void check_out_and_lse(const char* function, const AttentionArguments<A>& a, const Keys&... keys) {
+  check_result(function, "out", a.out, a.q, keys...);
+  check_in_place_or_no_overlap(function, "out", a.out, "q", a.q, a.out.kind() == a.q.kind());
+  if (!is_given(a.lse)) return;
+  check_result(function, "lse", a.lse, a.q, keys...);
+  check_no_overlap(function, "lse", a.lse, "q", a.q);
+  check_no_overlap(function, "lse", a.lse, "out", a.out);
 }
 
 /// Throws if an output overlaps the memory of a source. Exception: a source without the member `memory` is not
 /// checked.
-template <class K>
-void check_no_overlap_with_source(const char* function, const char* name, const AnyView& out, const K& keys) {
-  if constexpr (requires { keys.memory(); }) {
-    const auto [k, v] = keys.memory();
-    check_no_overlap(function, name, out, "k", View<const SourceKey<K>, 1>(k));
-    check_no_overlap(function, name, out, "v", View<const SourceValue<K>, 1>(v));
+template <class A>
+void check_no_overlap_with_source(const char* function, const char* name, const AnyView& out,
+                                  const AnyKeys<A>& keys) {
+  const auto [k, v] = keys.memory();
+  check_no_overlap(function, name, out, "k", View<const std::byte, 1>(k.data(), {std::ssize(k)}));
+  check_no_overlap(function, name, out, "v", View<const std::byte, 1>(v.data(), {std::ssize(v)}));
+}
+
+/// Throws unless the width is a multiple of the number of channels that an element holds.
+inline void check_group(const char* function, const char* name, index_t width, index_t group) {
+  if (width % group != 0) {
+    fail_value(function, name, "has channels", width, "must be a multiple of the channels of an element,",
+               group);
   }
 }
 
@@ -111,25 +99,27 @@ inline void check_last_part(const char* function, const char* first_name, index_
 
 template <class Arguments>
 void check_query_part(const char* function, const Arguments& a) {
-  check_last_part(function, "first_query", a.first_query, a.q.extent(2), "leaves no room for q in queries,",
-                  "queries", a.queries);
+  check_last_part(function, "first_query", a.first_query, a.q.extent(2), "leaves no room for q in all_queries,",
+                  "all_queries", a.all_queries);
 }
 
-/// The kinds of functions that take AttentionOptions.
+/// The kinds of calls.
 enum class CallKind { views, partial, backward, source };
 
 /// Throws if an option has no effect in a call, or if the scale is not finite. Exceptions: float_products,
 /// rounded_rotation and batch_invariant choose among paths, and are accepted by every call.
-template <class T>
-void check_options(const char* function, CallKind kind, const AttentionOptions<T>& options, index_t heads) {
+template <class Options>
+void check_options(const char* function, CallKind kind, const Options& options, index_t heads) {
   const bool has_rope = options.rope != nullptr;
+  bool rotates_source_keys = false;
+  if constexpr (requires { options.rotate_source_keys; }) rotates_source_keys = options.rotate_source_keys;
   if (options.scale && !std::isfinite(*options.scale))
     fail_format("ssmax::%s: scale is %g, must be finite", function, *options.scale);
-  if (options.rotate_source_keys && kind != CallKind::source)
+  if (rotates_source_keys && kind != CallKind::source)
     fail_format("ssmax::%s: rotate_source_keys is true, must be false without a source of keys", function);
-  if (options.rotate_source_keys && !has_rope)
+  if (rotates_source_keys && !has_rope)
     fail_format("ssmax::%s: rotate_source_keys is true, must be false without a rope", function);
-  if (options.key_position != 0 && kind == CallKind::source && !options.rotate_source_keys)
+  if (options.key_position != 0 && kind == CallKind::source && !rotates_source_keys)
     fail_value(function, "key_position", "is", options.key_position, "the source's is", 0);
   if (options.key_position != 0 && !has_rope)
     fail_value(function, "key_position", "is", options.key_position, "without a rope it must be", 0);
@@ -141,61 +131,82 @@ void check_options(const char* function, CallKind kind, const AttentionOptions<T
     fail_format("ssmax::%s: scaled_sinks is true, must be false without sinks", function);
 }
 
+/// Throws if a member of attention_partial is given to another call.
+template <class A>
+void check_is_whole(const char* function, const AttentionArguments<A>& a) {
+  const auto is_0 = [&](const char* name, index_t number) {
+    if (number != 0) fail_value(function, name, "is", number, "without a state it must be", 0);
+  };
+  is_0("first_key", a.first_key);
+  is_0("all_keys", a.all_keys);
+  is_0("first_query", a.first_query);
+  is_0("all_queries", a.all_queries);
+  is_0("continues", a.continues ? 1 : 0);
+}
+
 /// Checks the tensors and the sinks of a call, but not the lengths of its sequences. O(1).
-template <class T>
-void check_tensors(const char* function, const AttentionArguments<T>& a, const AttentionOptions<T>& options) {
+template <class A>
+void check_tensors(const char* function, const AttentionArguments<A>& a) {
   check_inputs(function, a.q, a.k, a.v);
-  check_out_and_lse(function, a.out, a.lse, a.q, a.k, a.v);
-  check_sinks(function, options.sinks, a.out, a.lse);
+  check_out_and_lse(function, a, a.k, a.v);
+  check_sinks(function, a.sinks, a.out, a.lse);
 }
 
-template <class T>
-void check_arguments(const char* function, const AttentionArguments<T>& a,
-                     const AttentionOptions<T>& options) {
-  check_tensors(function, a, options);
-  check_options(function, CallKind::views, options, a.q.extent(1));
-  check_lengths(function, options.lengths, a.q, a.k);
+/// Checks the arguments of a call over keys in views.
+template <class A>
+void check_arguments(const char* function, const AttentionArguments<A>& a) {
+  check_tensors(function, a);
+  check_options(function, CallKind::views, a, a.q.extent(1));
+  check_is_whole(function, a);
+  check_lengths(function, a.lengths, a.q, a.k);
 }
 
-template <class T>
-void check_arguments(const char* function, const PartialArguments<T>& a, const AttentionOptions<T>& options) {
-  check_no_lengths(function, options.lengths);
+/// Checks the arguments of a call that computes a state.
+template <class A>
+void check_partial_arguments(const char* function, const AttentionArguments<A>& a) {
+  check_no_lengths(function, a.lengths);
   check_inputs(function, a.q, a.k, a.v);
-  check_options(function, CallKind::partial, options, a.q.extent(1));
+  check_options(function, CallKind::partial, a, a.q.extent(1));
   const StateNames names{"state.shift", "state.sum", "state.o"};
   check_state(function, names, a.state);
   check_no_overlap_of_parts(function, names, a.state);
-  check_result(function, "state.shift", a.state.shift, a.q, a.k, a.v);
-  check_result(function, "state.sum", a.state.sum, a.q, a.k, a.v);
-  check_result(function, "state.o", a.state.o, a.q, a.k, a.v);
-  check_no_overlap(function, "state.shift", a.state.shift, "q", a.q);
-  check_no_overlap(function, "state.sum", a.state.sum, "q", a.q);
-  check_no_overlap(function, "state.o", a.state.o, "q", a.q);
-  check_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in keys,", "keys",
-             a.keys);
+  const auto check = [&](const char* name, const AnyView& part) {
+    check_result(function, name, part, a.q, a.k, a.v);
+    check_no_overlap(function, name, part, "q", a.q);
+  };
+  check("state.shift", a.state.shift);
+  check("state.sum", a.state.sum);
+  check("state.o", a.state.o);
+  if (is_given(a.out)) fail_value(function, "out", "has rows", a.out.extent(2), "finish writes it: must be", 0);
+  if (is_given(a.lse)) fail_value(function, "lse", "has rows", a.lse.extent(2), "finish writes it: must be", 0);
+  check_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in all_keys,", "all_keys",
+             a.all_keys);
   check_query_part(function, a);
 }
 
 /// Checks the tensors and the sinks of a call over a source, but not the lengths of its sequences. O(1).
-template <class T, class K>
-void check_source_tensors(const char* function, const DecodeArguments<T>& a, const K& source,
-                          const AttentionOptions<T>& options) {
-  const KeySourceShape keys = source.shape();
-  check_group<SourceKey<K>>(function, "k", "has channels", keys.width);
-  check_group<SourceValue<K>>(function, "v", "has channels", keys.value_width);
-  check_queries(function, a.q, keys, options.lengths.is_packed());
-  check_out_and_lse(function, a.out, a.lse, a.q, keys.value_width);
+template <class A>
+void check_source_tensors(const char* function, const AttentionArguments<A>& a, const AnyKeys<A>& source) {
+  const KeySourceShape& keys = source.shape();
+  check_group(function, "k", keys.width, source.k_type().group);
+  check_group(function, "v", keys.value_width, source.v_type().group);
+  check_queries(function, a.q, keys, a.lengths.is_packed());
+  check_out_and_lse(function, a, keys.value_width);
   check_no_overlap_with_source(function, "out", a.out, source);
   check_no_overlap_with_source(function, "lse", a.lse, source);
-  check_sinks(function, options.sinks, a.out, a.lse);
+  check_sinks(function, a.sinks, a.out, a.lse);
 }
 
-template <class T, class K>
-void check_arguments(const char* function, const DecodeArguments<T>& a, const K& source,
-                     const AttentionOptions<T>& options) {
-  check_source_tensors(function, a, source, options);
-  check_source_lengths(function, options.lengths, a.q, source.shape().batch);
-  check_options(function, CallKind::source, options, a.q.extent(1));
+/// Checks the arguments of a call over a source.
+template <class A>
+void check_arguments(const char* function, const AttentionArguments<A>& a, const AnyKeys<A>& source) {
+  if (is_given(a.k)) fail_format("ssmax::%s: k and keys are given, must be one of them", function);
+  if (is_given(a.v)) fail_format("ssmax::%s: v and keys are given, must be one of them", function);
+  if (is_given(a.state.o)) fail_format("ssmax::%s: state is given, a source of keys takes out", function);
+  check_source_tensors(function, a, source);
+  check_is_whole(function, a);
+  check_source_lengths(function, a.lengths, a.q, source.shape().batch);
+  check_options(function, CallKind::source, a, a.q.extent(1));
 }
 
 /// Throws if a mask of a call without lengths is given with lengths.
@@ -273,13 +284,25 @@ void check_policies(const char* function, const Problem<Compute>& problem, const
   }
 }
 
-/// Throws unless every sequence of a source holds the positions of the queries.
-template <class Compute>
-void check_new_queries(const char* function, const Problem<Compute>& problem) {
+/// Throws if a sequence of a source has fewer keys than queries, unless the call allows it. Without a mask, throws if
+/// a sequence has several queries.
+template <class A>
+void check_new_queries(const char* function, const Problem<A>& problem, bool more_queries_than_keys,
+                       bool has_mask) {
   for (index_t b = 0; b < problem.sequences(); ++b) {
     const QueryShape shape = sequence_of(problem, b).shape;
-    if (shape.queries > shape.keys)
-      fail_value(function, "q", "has positions", shape.queries, "a sequence of the cache has", shape.keys);
+    if (shape.queries > shape.keys && !more_queries_than_keys) {
+      fail_format(
+          "ssmax::%s: q has %td positions of sequence %td, which has %td keys: append the keys first, or set "
+          "more_queries_than_keys",
+          function, shape.queries, b, shape.keys);
+    }
+    if (shape.queries > 1 && !has_mask) {
+      fail_format(
+          "ssmax::%s: no mask is given for the %td queries of sequence %td of a source: pass Causal{} (new "
+          "positions) or Full{} (every query sees every key)",
+          function, shape.queries, b);
+    }
   }
 }
 
@@ -304,9 +327,8 @@ void check_masked(const char* function, const M& mask, index_t batch, const Quer
 
 /// Throws unless a source still stores all keys that are visible to the queries. Calls the mask's members O(queries)
 /// times. Exception: a mask with `sees` and without `run` is called for each key that the source has forgotten.
-template <class Compute, class K, class M>
-void check_stored_keys(const char* function, const Problem<Compute>& problem, const K& source,
-                       const M& mask) {
+template <class Compute, class M>
+void check_stored_keys(const char* function, const Problem<Compute>& problem, const M& mask) {
   for (index_t b = 0; b < problem.sequences(); ++b) {
     const Sequence sequence = sequence_of(problem, b);
     const QueryShape& shape = sequence.shape;
@@ -317,10 +339,8 @@ void check_stored_keys(const char* function, const Problem<Compute>& problem, co
     if (stored.begin < 0 || stored.begin > stored.end)
       fail_value(function, "k", "stores keys from", stored.begin, "must be within 0 and", stored.end);
     check_masked(function, mask, b, shape, {0, stored.begin});
-    if constexpr (has_forgotten<K>) {
-      const KeyRange forgotten = source.forgotten(b);
-      check_masked(function, mask, b, shape, {std::max(forgotten.begin, stored.begin), forgotten.end});
-    }
+    const KeyRange forgotten = problem.keys.forgotten(b);
+    check_masked(function, mask, b, shape, {std::max(forgotten.begin, stored.begin), forgotten.end});
   }
 }
 

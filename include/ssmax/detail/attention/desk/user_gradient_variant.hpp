@@ -232,4 +232,8 @@ class UserGradientVariant final : public UserVariant<Compute, S, M, C, GradientV
   }
 };
 
+/// The variant of a backward pass with these policies.
+template <class A, class Given>
+using GradientVariantOf = UserGradientVariant<A, typename Given::S, typename Given::M, typename Given::C>;
+
 SSMAX_END

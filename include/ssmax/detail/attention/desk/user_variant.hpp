@@ -17,6 +17,7 @@ SSMAX_BEGIN_DETAIL
 template <class Compute, class S, class M, class C, class Interface = Variant<Compute>>
 class UserVariant : public Interface {
  public:
+  using MaskType = M;
   static constexpr bool has_positions = defines_positions<M>;
 
   const S& scaling;

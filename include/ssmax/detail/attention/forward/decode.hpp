@@ -78,8 +78,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   DecodeTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
       : Base(problem, variant, memory), multipliers_(problem.scale, variant) {
     // If a product is null, its keys or values are copied. Only your own storage types lack these products.
-    SSMAX_ASSERT(problem.stored_products.logits != nullptr || problem.keys.k_kind() == ElementKind::other);
-    SSMAX_ASSERT(problem.stored_products.accumulate != nullptr ||
+    SSMAX_ASSERT(problem.keys.k_type().logits != nullptr || problem.keys.k_kind() == ElementKind::other);
+    SSMAX_ASSERT(problem.keys.v_type().accumulate != nullptr ||
                  problem.keys.v_kind() == ElementKind::other);
   }
 
@@ -107,8 +107,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(row));
     }
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
-    lists_rows_ = reads_keys_in_place() && problem_.stored_products.listed_logits != nullptr &&
-                  problem_.stored_products.accumulate_listed != nullptr &&
+    lists_rows_ = reads_keys_in_place() && problem_.keys.k_type().listed_logits != nullptr &&
+                  problem_.keys.v_type().accumulate_listed != nullptr &&
                   (are_listed(seen) || has_short_runs(problem_.keys, batch_, kv_head, seen, short_run));
     if (!lists_rows_) prefetching_ = Prefetching(problem_, batch_, rows_, seen);
     return seen;
@@ -243,12 +243,12 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   /// Returns whether the kernels read keys in their storage type. Rotated keys, and keys of your own storage type, are
   /// copied.
   bool reads_keys_in_place() const {
-    return problem_.stored_products.logits != nullptr && !problem_.rotates_keys();
+    return problem_.keys.k_type().logits != nullptr && !problem_.rotates_keys();
   }
 
   void range_logits(KeyRange keys, Compute* s) const {
     const index_t d = problem_.width();
-    const auto logits = problem_.stored_products.logits;
+    const auto logits = problem_.keys.k_type().logits;
     if (!reads_keys_in_place()) {
       load_keys(problem_, variant_, sequence_->shape, {batch_, kv_head_, keys}, {memory_.wide, d});
       kernels<DecodeKernels<Compute, Compute>>().logits({memory_.q, memory_.pitch}, count_,
@@ -258,7 +258,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     if (lists_rows_) {
       const index_t first = s - memory_.s;
       list_rows(keys, first);
-      return problem_.stored_products.listed_logits(
+      return problem_.keys.k_type().listed_logits(
           {memory_.q, memory_.pitch}, count_,
           listed(memory_.k_rows + first, listed_.k_bytes, problem_.keys.head_distance().k, keys.size(), d),
           {s, key_chunk});
@@ -366,9 +366,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   /// Adds weights times the values of `keys`. The weights start at number `first`.
   void add_values(index_t first, index_t rows, KeyRange keys, Compute* to) const {
     const index_t dv = memory_.dv;
-    if (const auto add = problem_.stored_products.accumulate; add != nullptr) {
+    if (const auto add = problem_.keys.v_type().accumulate; add != nullptr) {
       if (lists_rows_) {
-        return problem_.stored_products.accumulate_listed(
+        return problem_.keys.v_type().accumulate_listed(
             {memory_.s + first, key_chunk}, rows,
             listed(memory_.v_rows + first % key_chunk, listed_.v_bytes, problem_.keys.head_distance().v,
                    keys.size(), dv),
@@ -417,8 +417,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
           {memory_.s + first + (part.begin - keys.begin), key_chunk}, rows, {values, dv, part.size(), dv},
           {to, dv});
     };
-    if (problem_.stored_products.accumulate == nullptr) return add(keys);
-    if (const auto add_finite = problem_.stored_products.accumulate_finite; add_finite != nullptr) {
+    if (problem_.keys.v_type().accumulate == nullptr) return add(keys);
+    if (const auto add_finite = problem_.keys.v_type().accumulate_finite; add_finite != nullptr) {
       return for_each_run_of_values(keys, [&](index_t key, const AnyKeyRun& run) {
         add_finite({memory_.s + first + (key - keys.begin), key_chunk}, rows,
                    {run.v, run.v_stride, run.count, dv}, run.v_factors, values, memory_.scaled, {to, dv});

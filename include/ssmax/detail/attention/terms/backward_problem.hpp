@@ -48,9 +48,7 @@ struct BackwardProblem {
   InputRows<Compute> out, dout;
   RowNumbers<const Compute> lse, dlse;
   OutputRows<Compute> dq, dk, dv;  // kv heads of dk and dv are counted from 0
-  /// The previous content of dq, dk and dv. Given if gradients are accumulated.
-  InputRows<Compute> old_dq, old_dk, old_dv;
-  bool accumulates = false;
+  bool accumulates = false;        // whether gradients are added to dq, dk and dv
   std::span<const Compute> sinks;  // of all heads of the call, as is dsinks
   std::span<Compute> dsinks;
   bool scaled_sinks = false;

@@ -50,7 +50,6 @@ template <class Compute>
 struct Problem {
   InputRows<Compute> q;
   AnyKeys<Compute> keys;
-  StoredProducts<Compute> stored_products{};  // used by the forward pass only
   double scale = 1;
   RopeTables<Compute> rope{};
   Rotation rotation = Rotation::none;

@@ -2,10 +2,10 @@
 // and store rows in the type Compute that they compute in.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 
-#include "../../../elements.hpp"
-#include "../../../sequence_lengths.hpp"
+#include "../../../storage.hpp"
 #include "../../../view.hpp"
 #include "../../checks/views.hpp"
 #include "../../members/key_source.hpp"
@@ -31,25 +31,9 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// The storage types of keys and values that may be operands of the bf16 path.
-template <class X>
-concept Bf16KeyStorage = std::same_as<X, bfloat16> || QuantizedStorage<X>;
-
-/// The operand type that a call with q, k and v of these types may have: bfloat16 if q is bfloat16 and k and v are
-/// bfloat16 or quantized, else the compute type.
-template <class Q, class K, class V>
-using OperandsOfTypes =
-    std::conditional_t<std::same_as<Q, bfloat16> && Bf16KeyStorage<K> && Bf16KeyStorage<V>, bfloat16,
-                       ComputeType<Q>>;
-/// The operand type of attention<T> over views. SourceOperands is the operand type over a source S.
-template <class T>
-using OperandsOf = OperandsOfTypes<QueryElement<T>, KeyElement<T>, ValueElement<T>>;
-template <class T, class S>
-concept SourceFits = StoredFor<QueryElement<T>, ComputeType<T>> && StoredFor<OutElement<T>, ComputeType<T>> &&
-    std::same_as<ComputeType<SourceKey<S>>, ComputeType<T>> &&
-    std::same_as<ComputeType<SourceValue<S>>, ComputeType<T>>;
-template <class T, class S>
-using SourceOperands = OperandsOfTypes<QueryElement<T>, SourceKey<S>, SourceValue<S>>;
+/// A storage type of rows that are computed in A.
+template <class T, class A>
+concept StoredFor = Storage<T> && std::same_as<ComputeType<T>, A>;
 
 /// Returns n numbers of a row of T: in place if T is Compute, else converted in scratch.
 template <class Compute, class T>
@@ -71,13 +55,16 @@ class Rows {
  public:
   SSMAX_INLINE constexpr Rows() = default;
   template <class T>
-  SSMAX_INLINE constexpr Rows(const View<T, 4>& view, index_t first_head, ElementKind kind)
-      : data_(view.data_handle()), first_head_(first_head), size_(sizeof(T)), kind_(kind) {
+  SSMAX_INLINE constexpr Rows(const View<T, 4>& view, ElementKind kind)
+      : data_(view.data_handle()), size_(sizeof(T)), kind_(kind) {
     for (int i = 0; i < 4; ++i) {
       extents_[i] = view.extent(i);
       strides_[i] = view.stride(i);
     }
   }
+
+  /// Returns the tensor as checks read it.
+  SSMAX_INLINE operator detail::AnyView() const { return {data_, extents_, strides_, 4, size_}; }
 
   SSMAX_INLINE constexpr ElementKind kind() const { return kind_; }
   SSMAX_INLINE constexpr index_t extent(int i) const { return extents_[i]; }
@@ -85,14 +72,19 @@ class Rows {
   SSMAX_INLINE constexpr index_t first_head() const { return first_head_; }
   SSMAX_INLINE constexpr index_t end_head() const { return first_head_ + extents_[1]; }
   SSMAX_INLINE constexpr bool is_given() const { return data_ != nullptr; }
+  SSMAX_INLINE constexpr index_t element_bytes() const { return size_; }
   SSMAX_INLINE constexpr void set_first_head(index_t head) { first_head_ = head; }
+  /// Sets the strides of a tensor without elements to 0: adding a stride to a null pointer is undefined.
+  SSMAX_INLINE void make_addressable() {
+    if (extents_[0] * extents_[1] * extents_[2] * extents_[3] == 0)
+      strides_[0] = strides_[1] = strides_[2] = strides_[3] = 0;
+  }
   /// Keeps indices [first, first + count) of a dimension. first_head stays unchanged.
   SSMAX_INLINE void keep(int dimension, index_t first, index_t count) {
     if (data_ == nullptr) return;
     data_ = static_cast<const char*>(data_) + first * strides_[dimension] * size_;
     extents_[dimension] = count;
-    if (extents_[0] * extents_[1] * extents_[2] * extents_[3] == 0)
-      strides_[0] = strides_[1] = strides_[2] = 0;
+    make_addressable();
   }
   /// Prefetches the first numbers of a row. The row need not exist.
   SSMAX_INLINE void prefetch(index_t batch, index_t head, index_t i) const {
@@ -101,7 +93,7 @@ class Rows {
     __builtin_prefetch(reinterpret_cast<const void*>(address));
   }
 
- protected:
+  /// Returns the address of a row.
   SSMAX_INLINE const void* row(index_t batch, index_t head, index_t i) const {
     return static_cast<const char*>(data_) + offset(batch, head, i);
   }
@@ -124,8 +116,8 @@ class InputRows : public Rows {
  public:
   SSMAX_INLINE constexpr InputRows() = default;
   template <class T>
-  SSMAX_INLINE constexpr InputRows(const View<const T, 4>& view, index_t first_head = 0)
-      : Rows(view, first_head, element_kind<Compute, T>), load_(detail::load_numbers<Compute, T>) {}
+  SSMAX_INLINE constexpr InputRows(const View<const T, 4>& view)
+      : Rows(view, element_kind<Compute, T>), load_(detail::load_numbers<Compute, T>) {}
 
   /// Returns a row: in place if the rows are stored as Compute, else converted in scratch.
   SSMAX_INLINE const Compute* load(index_t batch, index_t head, index_t i, Compute* scratch) const {
@@ -148,8 +140,15 @@ class OutputRows : public Rows {
  public:
   SSMAX_INLINE constexpr OutputRows() = default;
   template <class T>
-  SSMAX_INLINE constexpr OutputRows(const View<T, 4>& view, index_t first_head = 0)
-      : Rows(view, first_head, element_kind<Compute, T>), store_(detail::store_numbers<Compute, T>) {}
+  SSMAX_INLINE constexpr OutputRows(const View<T, 4>& view)
+      : Rows(view, element_kind<Compute, T>),
+        load_(detail::load_numbers<Compute, T>),
+        store_(detail::store_numbers<Compute, T>) {}
+
+  /// Returns a row in scratch. Requires that the rows are not stored as Compute.
+  SSMAX_INLINE const Compute* load(index_t batch, index_t head, index_t i, Compute* scratch) const {
+    return load_(row(batch, head, i), extent(3), scratch);
+  }
 
   /// Returns where to compute a row: in place if the rows are stored as Compute, else in scratch. Requires a call of
   /// `store` afterwards.
@@ -165,6 +164,7 @@ class OutputRows : public Rows {
   }
 
  private:
+  const Compute* (*load_)(const void* row, index_t n, Compute* scratch) = nullptr;
   void (*store_)(const Compute* staged, index_t n, void* row) = nullptr;
 };
 
@@ -185,5 +185,22 @@ class RowNumbers {
   View<T, 3> numbers_{};
   index_t first_head_ = 0;
 };
+
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
+
+/// Returns rows that loops may address.
+template <class R>
+requires std::derived_from<R, Rows> R addressable(R rows) {
+  rows.make_addressable();
+  return rows;
+}
+/// Returns the rows as those of the heads from `first` on of a call.
+template <class R>
+R from_head(R rows, index_t first) {
+  rows.set_first_head(first);
+  return rows;
+}
 
 SSMAX_END

@@ -1,12 +1,10 @@
-// Fills StoredProducts with the kernels of a storage type, for products of few queries with stored keys. Only
-// functions that build a forward call use stored_products: the backward pass alone does not instantiate these
-// kernels.
+// Fills StoredType with the functions and kernels of a storage type.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 
-#include "../terms/keys.hpp"
+#include "stored_type.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -130,25 +128,24 @@ void accumulate_listed(StridedRows<const Compute> s, index_t rows, const ListedR
 template <class X>
 concept MultipliedStorage = BuiltInStorage<X> || QuantizedStorage<X>;
 
-/// Returns the products with keys of type K and values of type V in runs.
-template <class Compute, class K, class V>
-StoredProducts<Compute> stored_products() {
-  StoredProducts<Compute> products{};
-  if constexpr (MultipliedStorage<K>) products.logits = stored_logits<Compute, K>;
-  if constexpr (MultipliedStorage<V>) products.accumulate = accumulate_stored<Compute, V>;
-  if constexpr (EightBitStorage<V>) products.accumulate_finite = accumulate_finite<Compute, V>;
-  return products;
+/// Returns the functions of a storage type. `has_lists` adds the products of listed rows, which a source may have.
+template <class Compute, class X, bool has_lists>
+constexpr StoredType<Compute> make_stored_type() {
+  StoredType<Compute> type{element_kind<Compute, X>, sizeof(X), group_of<X>, load_stored<Compute, X>};
+  if constexpr (QuantizedStorage<X>) type.dequantize = dequantize_stored<X>;
+  if constexpr (MultipliedStorage<X>) {
+    type.logits = stored_logits<Compute, X>;
+    type.accumulate = accumulate_stored<Compute, X>;
+    if constexpr (EightBitStorage<X>) {
+      type.accumulate_finite = accumulate_finite<Compute, X>;
+    } else if constexpr (has_lists) {
+      type.listed_logits = listed_logits<Compute, X>;
+      type.accumulate_listed = accumulate_listed<Compute, X>;
+    }
+  }
+  return type;
 }
-
-/// Adds the products with listed rows, which a source may have. Exception: those of types with factors are null.
-template <class Compute, class K, class V>
-StoredProducts<Compute> source_products() {
-  StoredProducts<Compute> products = stored_products<Compute, K, V>();
-  if constexpr (MultipliedStorage<K> && !EightBitStorage<K>)
-    products.listed_logits = listed_logits<Compute, K>;
-  if constexpr (MultipliedStorage<V> && !EightBitStorage<V>)
-    products.accumulate_listed = accumulate_listed<Compute, V>;
-  return products;
-}
+template <class Compute, class X, bool has_lists>
+inline constexpr StoredType<Compute> stored_type = make_stored_type<Compute, X, has_lists>();
 
 SSMAX_END

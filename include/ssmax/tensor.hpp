@@ -1,0 +1,139 @@
+/// @defgroup tensor Tensors of a call (tensor.hpp)
+/// @ingroup attention
+/// A tensor of attention is made from a View, or from a pointer, extents and strides:
+///
+///     attention({.q = {q.data(), {batch, heads, queries, d}}, .k = k_view, .v = v_view, .out = out_view});
+///
+/// The elements of each tensor have any storage type (storage.hpp) that is computed in A: float, half, bfloat16 or a
+/// type of your own for float, and double for double. A tensor does not own its elements. The last stride is 1. You
+/// choose the other strides.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+#include "detail/attention/backward/driver.hpp"
+#include "detail/attention/terms/keys.hpp"
+#include "detail/attention/work/driver.hpp"
+#include "view.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// The drivers of the forward pass of a call whose queries have the operand type Operand.
+template <class A>
+struct ForwardFunctions {
+  decltype(&compiled::run_attention<A, A>) run = compiled::run_attention<A, A>;
+  decltype(&compiled::make_list<A, A>) make_list = compiled::make_list<A, A>;
+};
+template <class A, class Operand>
+inline constexpr ForwardFunctions<A> forward_functions{compiled::run_attention<Operand, A>,
+                                                   compiled::make_list<Operand, A>};
+
+/// The drivers of the backward pass of a call whose dout has the operand type Operand.
+template <class A>
+struct BackwardFunctions {
+  decltype(&compiled::run_backward<A, A>) run = compiled::run_backward<A, A>;
+  decltype(&compiled::make_backward_list<A, A>) make_list = compiled::make_backward_list<A, A>;
+  decltype(&compiled::run_backward_list<A, A>) run_list = compiled::run_backward_list<A, A>;
+};
+template <class A, class Operand>
+inline constexpr BackwardFunctions<A> backward_functions{compiled::run_backward<Operand, A>,
+                                                     compiled::make_backward_list<Operand, A>,
+                                                     compiled::run_backward_list<Operand, A>};
+
+/// The operand type that rows of X may have: bfloat16, or the compute type.
+template <class X, class A>
+using OperandOf = std::conditional_t<std::same_as<X, bfloat16>, bfloat16, A>;
+
+// What the constructor of a tensor keeps of the storage type X, for each use of a tensor. The units that make a tensor
+// compile the functions: so drivers of bfloat16 come with queries, and with dout, of bfloat16.
+
+template <class A>
+struct ReadTensor {
+  using Base = InputRows<A>;
+  struct Functions {};
+  template <class X>
+  static constexpr Functions functions{};
+};
+template <class A>
+struct WrittenTensor {
+  using Base = OutputRows<A>;
+  struct Functions {};
+  template <class X>
+  static constexpr Functions functions{};
+};
+template <class A>
+struct QueryTensor {
+  using Base = InputRows<A>;
+  using Functions = const ForwardFunctions<A>*;
+  template <class X>
+  static constexpr Functions functions = &forward_functions<A, OperandOf<X, A>>;
+};
+template <class A>
+struct StoredTensor {
+  using Base = InputRows<A>;
+  using Functions = const StoredType<A>*;
+  template <class X>
+  static constexpr Functions functions = &stored_type<A, X, false>;
+};
+template <class A>
+struct OutGradientTensor {
+  using Base = InputRows<A>;
+  using Functions = const BackwardFunctions<A>*;
+  template <class X>
+  static constexpr Functions functions = &backward_functions<A, OperandOf<X, A>>;
+};
+
+template <class A>
+constexpr bool is_written(const InputRows<A>*) {
+  return false;
+}
+template <class A>
+constexpr bool is_written(const OutputRows<A>*) {
+  return true;
+}
+
+SSMAX_END
+
+/// @addtogroup tensor
+/// @{
+SSMAX_BEGIN_CODE
+
+/// A tensor [batch, heads, positions, channels] of a call that computes in A. Use is the library's.
+template <class A, class Use>
+class Tensor : public Use::Base {
+  static constexpr bool is_written = detail::is_written(static_cast<const typename Use::Base*>(nullptr));
+  template <class X>
+  static constexpr bool fits =
+      detail::StoredFor<std::remove_const_t<X>, A> && !(is_written && std::is_const_v<X>);
+  template <class X>
+  using Element = std::conditional_t<is_written, X, const X>;
+
+ public:
+  /// Extents or strides.
+  using Extents = std::array<index_t, 4>;
+
+  /// Makes a tensor that is left out.
+  Tensor() = default;
+  /// Refers to the elements of a view.
+  template <class X>
+  requires(fits<X>) Tensor(const View<X, 4>& view)
+      : Use::Base(View<Element<X>, 4>(view)), functions_(Use::template functions<std::remove_const_t<X>>) {}
+  /// Refers to contiguous elements.
+  template <class X>
+  requires(fits<X>) Tensor(X* data, const Extents& extents) : Tensor(View<X, 4>(data, extents)) {}
+  /// Refers to elements with any strides.
+  template <class X>
+  requires(fits<X>) Tensor(X* data, const Extents& extents, const Extents& strides)
+      : Tensor(View<X, 4>(data, extents, strides)) {}
+
+  /// @cond
+  [[nodiscard]] const typename Use::Functions& functions() const { return functions_; }
+  /// @endcond
+
+ private:
+  typename Use::Functions functions_{};
+};
+
+SSMAX_END
+/// @}
