@@ -93,7 +93,6 @@
 #include <vector>
 
 #include "attention_backward.hpp"
-#include "decode.hpp"
 #include "detail/mpi/by_heads.hpp"
 #include "detail/mpi/check.hpp"
 #include "detail/mpi/ring_backward.hpp"
@@ -101,6 +100,7 @@
 #include "detail/mpi/row_gradient_sums.hpp"
 #include "detail/mpi/spread_keys.hpp"
 #include "kv_cache.hpp"
+#include "mpi_arguments.hpp"
 #include "mpi_communicator.hpp"
 #include "mpi_layout.hpp"
 
@@ -120,7 +120,7 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
       "mpi::attention", comm, layout, a, options, variant, detail::AnyExecutor(executor)};
   detail::PolicyFacts policies;
   const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
-    detail::check_arguments(call.function, a, options);
+    detail::check_arguments(call.function, detail::as_one_process(a, options));
     detail::check_no_overlap(call.function, "out", a.out, "q", a.q);
     policies = detail::checked_policies(call, variant);
   });
@@ -129,7 +129,8 @@ void attention(Communicator& comm, const Layout& layout, const std::type_identit
   agreement.add_if(a.q.extent(2) > 0, "the presence of lse", detail::is_given(a.lse) ? 1 : 0);
   agreement.settle(comm, complaint);
   if (comm.ranks() == 1) {
-    ssmax::attention<T>(a, scaling, mask, score, options, std::forward<E>(executor));
+    ssmax::attention<detail::ComputeType<T>>(detail::as_one_process(a, options), scaling, mask, score,
+                                             std::forward<E>(executor));
     return;
   }
   detail::compare_and_exchange(call, variant, [&] {
@@ -151,7 +152,7 @@ void attention(Communicator& comm, const Layout& layout,
 }
 
 /// Computes the gradients of attention (attention_backward.hpp) of a sequence that the layout splits over ranks.
-/// Collective. first_key, keys, first_query and queries stay 0. Gradients of 16 bits are sums in float, rounded once.
+/// Collective. Gradients of 16 bits are sums in float, rounded once.
 ///
 /// | gradient | result on a rank |
 /// |---|---|
@@ -178,7 +179,7 @@ void attention_backward(Communicator& comm, const Layout& layout,
   detail::PolicyFacts policies;
   const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
     if (g.accumulate) detail::fail_value(call.function, "accumulate", "is", 1, "over ranks it must be", 0);
-    detail::check_arguments(call.function, a, g, options);
+    detail::check_arguments(call.function, detail::as_one_process(a, options), detail::as_one_process(g));
     const index_t segments = std::ssize(layout.segments());
     if (segments > 16384) {
       detail::fail_value(call.function, "layout", "has segments", segments, "must be at most", 16384);
@@ -193,7 +194,9 @@ void attention_backward(Communicator& comm, const Layout& layout,
   agreement.add_if(a.q.extent(2) > 0, "the presence of dlse", detail::is_given(g.dlse) ? 1 : 0);
   agreement.settle(comm, complaint);
   if (comm.ranks() == 1) {
-    ssmax::attention_backward<T>(a, g, scaling, mask, score, options, std::forward<E>(executor));
+    ssmax::attention_backward<detail::ComputeType<T>>(detail::as_one_process(a, options),
+                                                      detail::as_one_process(g), scaling, mask, score,
+                                                      std::forward<E>(executor));
     return;
   }
   detail::compare_and_exchange(call, variant, [&] {
@@ -267,15 +270,17 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
             const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<K, V>& cache, const S& scaling,
             const M& mask, const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
             E&& executor = E{}) {
-  static_assert(detail::Storage<T> && detail::SourceFits<T, KvCache<K, V>>,
+  using A = detail::ComputeType<T>;
+  static_assert(detail::Storage<T> && std::same_as<detail::ComputeType<K>, A>,
                 "ssmax::mpi::decode: double queries need a cache of double and a result of double, other "
                 "queries float, half or bfloat16");
   const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
   const detail::DecodeOverRanks<T> call{
       "mpi::decode", comm, layout, a, options, variant, detail::AnyExecutor(executor)};
   const detail::ChunkOfKeys<KvCache<K, V>> none{cache, length, 0, {}};
-  const auto problem =
-      detail::called_by(call.function, options, detail::make_source_problem<M>(a.q, none, options));
+  const auto problem = detail::called_by(
+      call.function, options,
+      detail::make_source_problem<M, A>(shared::InputRows<A>(a.q), shared::AnyKeys<A>(none), options));
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
   std::int64_t policies = 0;
   const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
@@ -284,14 +289,14 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
                        "positions", layout.positions());
     detail::check_held(call.function, cache, layout, comm.rank(), length);
     detail::check_no_lengths(call.function, options.lengths);
-    detail::check_arguments(call.function, a, cache, options);
+    detail::check_arguments(call.function, detail::as_one_process(a, options), shared::AnyKeys<A>(cache));
     detail::check_no_overlap(call.function, "out", a.out, "q", a.q);
     if (a.q.extent(2) > length) {
       detail::fail_value(call.function, "q", "has positions", a.q.extent(2), "the sequence has", length);
     }
     detail::check_policies(call.function, problem, options.rope, variant);
     if (comm.ranks() > 1)
-      policies = detail::fingerprint_of_all<detail::ComputeType<T>>(variant, shape, cache.shape().kv_heads);
+      policies = detail::fingerprint_of_all<A>(variant, shape, cache.shape().kv_heads);
   });
   auto agreement =
       detail::agreement_of<decltype(variant)>(call, KeySourceShape{.kv_heads = cache.shape().kv_heads});

@@ -2,10 +2,10 @@
 /// @ingroup plan
 /// A plan for calls of attention_backward that differ only in tensors and parameters, such as the layers of a model.
 ///
-///     const auto scaling = [](Layer& layer) { return SSMax<float>{layer.s, layer.b}.gradient(layer.ds, layer.db); };
-///     const BackwardPlan<float, decltype(scaling(layers[0])), Causal> plan(
-///         {.heads = 8, .kv_heads = 2, .queries = n, .keys = n, .width = 64}, scaling(layers[0]), Causal{}, Identity{},
-///         {.rope = &rope}, pool.concurrency());
+///     const auto scaling = [](Layer& layer) { return SSMax{layer.s, layer.b}.gradient(layer.ds, layer.db); };
+///     const BackwardPlan plan({.q = q, .k = k, .v = v, .out = out, .lse = lse, .rope = &rope},
+///                             {.dout = dout, .dq = dq, .dk = dk, .dv = dv}, pool.concurrency(), Causal{},
+///                             scaling(layers[0]));
 ///     Workspace workspace;
 ///     const std::span memory(workspace.reserve(plan.bytes()), plan.bytes());  // or memory of your own
 ///     for (Layer& layer : layers) {
@@ -29,13 +29,80 @@
 #include "attention_backward.hpp"
 #include "plan.hpp"
 
+SSMAX_BEGIN_DETAIL
+
+/// A plan of the backward.
+template <class A, class S, class M, class C>
+class GradientPlan : public PlanState<A, M, BackwardArguments<A>> {
+  using Base = PlanState<A, M, BackwardArguments<A>>;
+  using Base::options_;
+
+ public:
+  using Variant = UserGradientVariant<A, S, M, C>;
+
+  GradientPlan(const BackwardArguments<A>& example, const AttentionGradients<A>& gradients, index_t threads,
+               const S& scaling, const M& a_mask, const C& score)
+      : Base("BackwardPlan", a_mask, example, threads),
+        functions_(*gradients.dout.functions()),
+        accumulates_(gradients.accumulate) {
+    const char* const function = "BackwardPlan";
+    check_inputs(function, options_.q, options_.k, options_.v);
+    check_options(function, CallKind::backward, options_, options_.q.extent(1));
+    check_lengths(function, options_.lengths, options_.q, options_.k);
+    A dsink{};
+    AttentionGradients<A> of_plan = gradients;
+    of_plan.dsinks = options_.sinks.empty() ? std::span<A>() : std::span<A>(&dsink, 1);
+    const ViewKeys<A> views = keys_of(options_);
+    const auto problem =
+        make_backward_problem<A>(make_views_problem(function, options_, views), options_, of_plan, options_);
+    const Variant variant(scaling, this->mask, score);
+    check_policies(function, problem.forward, options_.rope, variant);
+    this->plan(functions_, problem, variant);
+    keeps_sums_ = variant.wants_gradients() || !options_.sinks.empty();
+    sharing_ = variant.sharing(longest_shape(problem.forward));
+  }
+
+  void run(const BackwardProblem<A>& problem, const Variant& variant, std::span<std::byte> memory,
+           const AnyExecutor& executor) const {
+    functions_.run_list(this->list(), problem, variant, this->checked(memory), executor);
+  }
+
+  /// Checks the tensors of a call against the plan, and returns its arguments.
+  BackwardArguments<A> arguments(const char* function, const BackwardArguments<A>& a,
+                                 const AttentionGradients<A>& g) const {
+    Base::check_planned(function, "q", a.q, options_.q);
+    Base::check_planned(function, "k", a.k, options_.k);
+    Base::check_planned(function, "v", a.v, options_.v);
+    if (g.dout.functions() != &functions_ && is_given(g.dout))
+      fail_format("ssmax::%s: dout is stored in another type than the plan's", function);
+    if (g.accumulate && !accumulates_)
+      fail_format("ssmax::%s: accumulate is true, the plan has no memory for it", function);
+    if (!g.dsinks.empty() && !keeps_sums_)
+      fail_format("ssmax::%s: dsinks are given, the plan has no memory for them", function);
+    return this->with_options(function, a);
+  }
+  void check(const char* function, const BackwardProblem<A>& problem, const Variant& variant) const {
+    if (variant.sharing(longest_shape(problem.forward)) > sharing_) {
+      fail_format("ssmax::%s: gradients of the score are shared by more heads than those of the plan's score",
+                  function);
+    }
+  }
+
+ private:
+  const BackwardFunctions<A>& functions_;
+  bool accumulates_, keeps_sums_ = false;
+  Sharing sharing_{};
+};
+
+SSMAX_END
+
 /// @addtogroup plan_backward
 /// @{
 SSMAX_BEGIN_CODE
 
 /// A planned backward pass with its tensors, scaling and score. `bind` of a plan returns it. The plan and the tensors
 /// must outlive it. It keeps scaling and score.
-template <class T, class S, class M, class C>
+template <class A, class S, class M, class C>
 class BoundBackward {
  public:
   /// Not copied.
@@ -50,132 +117,75 @@ class BoundBackward {
   template <class E = Serial>
   requires Executor<E>
   void run(std::span<std::byte> memory, E&& executor = E{}) const {
-    plan_.template run<detail::OperandsOf<T>>(call_.problem, variant_, memory, detail::AnyExecutor(executor));
+    plan_.run(call_.problem, variant_, memory, detail::AnyExecutor(executor));
   }
 
   /// @cond
-  template <class Check>
-  BoundBackward(const detail::PlanState<T, M>& plan, const BackwardArguments<T>& a,
-                const AttentionGradients<T>& g, const S& scaling, const C& score,
-                const AttentionOptions<T>& options, const Check& check)
+  BoundBackward(const detail::GradientPlan<A, S, M, C>& plan, const BackwardArguments<A>& a,
+                const AttentionGradients<A>& g, const S& scaling, const C& score)
       : plan_(plan),
         scaling_(scaling),
         score_(score),
         variant_(scaling_, plan.mask, score_),
-        call_("BackwardPlan::bind", a, g, options, variant_) {
-    check(call_.problem, variant_);
+        call_("BackwardPlan::bind", plan.arguments("BackwardPlan::bind", a, g), g, variant_) {
+    plan_.check("BackwardPlan::bind", call_.problem, variant_);
   }
   /// @endcond
 
  private:
-  const detail::PlanState<T, M>& plan_;
+  const detail::GradientPlan<A, S, M, C>& plan_;
   const S scaling_;
   const C score_;
-  const detail::UserGradientVariant<detail::ComputeType<T>, S, M, C> variant_;
-  const detail::BackwardCall<T> call_;
+  const detail::UserGradientVariant<A, S, M, C> variant_;
+  const detail::BackwardCall<A> call_;
 };
 
-/// A plan of backward passes with shapes, mask, options and types of scaling and score in common. It keeps the lengths
-/// of the sequences. The other spans and the rope in mask and options must outlive it.
-template <class T, class S = Softmax, class M = Full, class C = Identity>
+/// A plan of backward passes with tensors and policies like those of an example. It keeps the options of the example
+/// and the lengths of the sequences. Other spans and the rope must outlive it. A plan is not copied.
+template <class A = float, class S = Softmax, class M = Full, class C = Identity>
 class BackwardPlan {
-  static_assert(detail::CallElements<T>,
-                "ssmax::BackwardPlan: T is float, double, half, bfloat16, or Elements of types that one "
-                "type computes");
-  static_assert(Scaling<S> && Mask<M> && Score<C>);
-  using Compute = detail::ComputeType<T>;
-  using Sinks = std::span<const Compute>;
-
  public:
-  /// Plans calls on at most `max_threads` threads. `scaling` and `score` are examples: the gradients that they take
-  /// determine memory and tasks. They need not outlive the plan. With sinks in the options, calls may take dsinks. If
-  /// `accumulates` is true, calls may set AttentionGradients::accumulate, and need more memory. Throws
-  /// std::invalid_argument if shapes, policies, lengths or the positions of the rope do not fit, or if max_threads is
-  /// below 1. `workspace` and `explanation` in the options are ignored.
-  BackwardPlan(const AttentionShape& shape, const S& scaling, const M& mask, const C& score,
-               const AttentionOptions<T>& options = {}, index_t max_threads = 1, bool accumulates = false)
-      : shape_(shape), accumulates_(accumulates), state_("BackwardPlan", mask, options, max_threads) {
-    const char* const function = "BackwardPlan";
-    if (shape_.value_width == 0) shape_.value_width = shape_.width;
-    const auto [batch, heads, kv_heads, queries, keys, width, value_width] = shape_;
-    // Views for checks that read no element.
-    const detail::QueryElement<T> query{};
-    const detail::KeyElement<T> key{};
-    const detail::ValueElement<T> value{};
-    const detail::OutElement<T> out{};
-    const Compute lse{};
-    Compute dsink{};
-    const BackwardArguments<T> extents{.q = {&query, {batch, heads, queries, width}},
-                                       .k = {&key, {batch, kv_heads, keys, width}},
-                                       .v = {&value, {batch, kv_heads, keys, value_width}},
-                                       .out = {&out, {batch, heads, queries, value_width}},
-                                       .lse = {&lse, {batch, heads, queries}}};
-    detail::check_inputs(function, extents.q, extents.k, extents.v);
-    detail::check_options(function, detail::CallKind::backward, options, heads);
-    detail::check_lengths(function, options.lengths, extents.q, extents.k);
-    const AttentionGradients<T> gradients{
-        .dout = extents.out,
-        .dq = {nullptr, {batch, heads, queries, width}},
-        .dk = {nullptr, {batch, kv_heads, keys, width}},
-        .dv = {nullptr, {batch, kv_heads, keys, value_width}},
-        .dsinks = options.sinks.empty() ? std::span<Compute>() : std::span<Compute>(&dsink, 1),
-        .accumulate = accumulates};
-    const detail::KeyShareOf<T> share = detail::keys_of(extents, state_.options);
-    const auto problem = detail::make_backward_problem<T>(
-        detail::make_problem<T>(extents, share, state_.options), extents, gradients, state_.options);
-    const detail::UserGradientVariant<Compute, S, M, C> variant(scaling, mask, score);
-    detail::check_policies(function, problem.forward, options.rope, variant);
-    state_.template plan<detail::OperandsOf<T>>(function, problem, variant);
-    keeps_sums_ = variant.wants_gradients() || !options.sinks.empty();
-    sharing_ = variant.sharing(detail::longest_shape(problem.forward));
-  }
+  /// Plans calls on at most `max_threads` threads. Of the example's tensors, the plan reads extents and storage types
+  /// alone: they may be null. `policies` are a mask, and examples of a scaling and a score: the gradients that they take
+  /// determine memory and tasks. They need not outlive the plan. With sinks, calls may take dsinks. If
+  /// `gradients.accumulate` is true, calls may accumulate, and need more memory. Throws std::invalid_argument if
+  /// shapes, policies, lengths or the positions of the rope do not fit, or if max_threads is below 1.
+  template <class... P>
+  BackwardPlan(const std::type_identity_t<BackwardArguments<A>>& example,
+               const std::type_identity_t<AttentionGradients<A>>& gradients, index_t max_threads,
+               const P&... policies)
+      : BackwardPlan(example, gradients, max_threads, detail::Policies<const P...>(policies...)) {}
 
   /// Returns the bytes that a call needs.
-  [[nodiscard]] std::size_t bytes() const { return state_.list().run_bytes; }
+  [[nodiscard]] std::size_t bytes() const { return plan_.list().run_bytes; }
   /// Returns how the calls are computed on max_threads threads.
-  [[nodiscard]] const Explanation& explanation() const { return state_.explanation(); }
+  [[nodiscard]] const Explanation& explanation() const { return plan_.explanation(); }
 
-  /// Returns a call of the plan with tensors, a scaling and a score. Throws std::invalid_argument for every error of
-  /// attention_backward, and if an extent differs from the plan's. It also throws if the call needs more memory than
-  /// planned: for dsinks, for `accumulate`, or for a score whose gradients are shared by more heads. `sinks` replace
-  /// those of the options, unless they are empty.
-  [[nodiscard]] BoundBackward<T, S, M, C> bind(const BackwardArguments<T>& arguments,
-                                               const AttentionGradients<T>& gradients, const S& scaling,
-                                               const C& score = {}, Sinks sinks = {}) const {
-    const char* const function = "BackwardPlan::bind";
-    const auto same = [&](const char* name, const auto& view, index_t heads, index_t rows, index_t width) {
-      const index_t planned[] = {shape_.batch, heads, rows, width};
-      for (int i = 0; i < 4; ++i) detail::check_planned(function, name, i, view.extent(i), planned[i]);
-    };
-    same("q", arguments.q, shape_.heads, shape_.queries, shape_.width);
-    same("k", arguments.k, shape_.kv_heads, shape_.keys, shape_.width);
-    same("v", arguments.v, shape_.kv_heads, shape_.keys, shape_.value_width);
-    return {
-        state_,
-        arguments,
-        gradients,
-        scaling,
-        score,
-        detail::with_sinks(state_.options, sinks),
-        [&](const auto& problem, const auto& variant) {
-          if (gradients.accumulate && !accumulates_)
-            detail::fail_format("ssmax::%s: accumulate is true, the plan has no memory for it", function);
-          if (!gradients.dsinks.empty() && !keeps_sums_)
-            detail::fail_format("ssmax::%s: dsinks are given, the plan has no memory for them", function);
-          if (variant.sharing(detail::longest_shape(problem.forward)) > sharing_) {
-            detail::fail_format(
-                "ssmax::%s: gradients of the score are shared by more heads than those of the plan's score",
-                function);
-          }
-        }};
+  /// Returns a call of the plan with tensors, a scaling and a score. The sinks of `a` replace those of the plan, and its
+  /// other options are left out. Throws std::invalid_argument for every error of attention_backward, and if an extent or
+  /// a storage type differs from the plan's. It also throws if the call needs more memory than planned: for dsinks, for
+  /// `accumulate`, or for a score whose gradients are shared by more heads.
+  [[nodiscard]] BoundBackward<A, S, M, C> bind(const BackwardArguments<A>& a, const AttentionGradients<A>& g,
+                                               const S& scaling = {}, const C& score = {}) const {
+    return {plan_, a, g, scaling, score};
   }
 
  private:
-  AttentionShape shape_;
-  bool accumulates_, keeps_sums_ = false;
-  Sharing sharing_{};
-  detail::PlanState<T, M> state_;
+  template <class... P>
+  BackwardPlan(const BackwardArguments<A>& example, const AttentionGradients<A>& gradients,
+               index_t max_threads, const detail::Policies<P...>& given)
+      : plan_(example, gradients, max_threads, given.scaling, given.mask, given.score) {}
+
+  detail::GradientPlan<A, S, M, C> plan_;
 };
+
+/// @cond
+template <class A = float, class... P>
+BackwardPlan(const std::type_identity_t<BackwardArguments<A>>&,
+             const std::type_identity_t<AttentionGradients<A>>&, index_t, const P&...)
+    -> BackwardPlan<A, typename detail::Policies<const P...>::S, typename detail::Policies<const P...>::M,
+                    typename detail::Policies<const P...>::C>;
+/// @endcond
 
 SSMAX_END
 /// @}

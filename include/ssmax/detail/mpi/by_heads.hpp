@@ -66,10 +66,11 @@ View<Compute, 3> as_numbers(const View<Compute, 4>& rows) {
 /// Returns the problem of the heads from `first` on that `whole` holds. `keys` are those of `whole`.
 template <class T, class A, class V>
 Problem<ComputeType<T>> problem_of_heads(const RankCall<T, A, V>& call, const WholeHeads<T>& whole,
-                                         const KeyShare<T>& keys, index_t first) {
-  return heads_among(called_by(call.function, call.options,
-                               make_problem<T, T>(whole.q, AnyKeys<ComputeType<T>>(keys), call.options)),
-                     first, call.shape().heads);
+                                         const ViewKeys<ComputeType<T>>& keys, index_t first) {
+  const InputRows<ComputeType<T>> q{View<const T, 4>(whole.q)};
+  return heads_among(
+      called_by(call.function, call.options, make_problem(q, AnyKeys<ComputeType<T>>(keys), call.options)),
+      first, call.shape().heads);
 }
 
 /// Collective. `has_lse` must be equal on all ranks.
@@ -84,10 +85,10 @@ void forward_by_heads(const AttentionOverRanks<T>& call, bool has_lse) {
     exchange.gather(call.a.v, whole.v, round);
     if (exchange.has_head(call.comm.rank(), round)) {
       const index_t first = (exchange.first_of(call.comm.rank()) + round) * call.group();
-      const KeyShare<T> keys = keys_in<T, T>(whole.k, whole.v, call.layout.positions());
-      compiled::run_attention<OperandsOf<T>>(
-          for_forward<T>(problem_of_heads(call, whole, keys, first)), call.variant,
-          make_result(whole.out, as_numbers(whole.lse), call.options, first), &call.comm.scratch(),
+      const auto keys = keys_in<ComputeType<T>>(whole.k, whole.v, call.layout.positions());
+      compiled::run_attention<OperandOf<T, ComputeType<T>>>(
+          problem_of_heads(call, whole, keys, first), call.variant,
+          make_result<ComputeType<T>>(whole.out, as_numbers(whole.lse), call.options, first), &call.comm.scratch(),
           call.executor);
     }
     exchange.scatter(whole.out, call.a.out, round);
@@ -97,7 +98,7 @@ void forward_by_heads(const AttentionOverRanks<T>& call, bool has_lse) {
 
 /// Collective. `has_dlse` must be equal on all ranks.
 template <class T>
-void backward_by_heads(const BackwardOverRanks<T>& call, const AttentionGradients<T>& g, bool has_dlse) {
+void backward_by_heads(const BackwardOverRanks<T>& call, const mpi::AttentionGradients<T>& g, bool has_dlse) {
   const QueryShape shape = call.shape();
   const index_t n = shape.queries, group = call.group(), rows = shape.batch * group * n;  // per round
   const bool wants_gradients = call.variant.wants_gradients() || !g.dsinks.empty();
@@ -119,8 +120,8 @@ void backward_by_heads(const BackwardOverRanks<T>& call, const AttentionGradient
     if (has_dlse) exchange.gather(as_rows(g.dlse), whole.dlse, round);
     if (exchange.has_head(call.comm.rank(), round)) {
       const index_t first = (exchange.first_of(call.comm.rank()) + round) * group;
-      const KeyShare<T> keys = keys_in<T, T>(whole.k, whole.v, n);
-      const BackwardProblem<ComputeType<T>> problem = make_backward_problem<T>(
+      const auto keys = keys_in<ComputeType<T>>(whole.k, whole.v, n);
+      const BackwardProblem<ComputeType<T>> problem = make_backward_problem<ComputeType<T>>(
           problem_of_heads(call, whole, keys, first), {.out = whole.out, .lse = as_numbers(whole.lse)},
           {.dout = whole.dout,
            .dlse = as_numbers(whole.dlse),
@@ -129,7 +130,7 @@ void backward_by_heads(const BackwardOverRanks<T>& call, const AttentionGradient
            .dv = whole.dv,
            .dsinks = g.dsinks},
           call.options, {.kept = whole.kept.from(round * rows)});
-      compiled::run_backward<OperandsOf<T>>(problem, call.variant, &call.comm.scratch(), call.executor);
+      compiled::run_backward<OperandOf<T, ComputeType<T>>>(problem, call.variant, &call.comm.scratch(), call.executor);
     }
     exchange.scatter(whole.dq, g.dq, round);
     exchange.scatter(whole.dk, g.dk, round);

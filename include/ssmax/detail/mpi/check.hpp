@@ -42,8 +42,10 @@ void check_segments(const RankCall<T, A, B>& call, const V& variant) {
   const Problem<ComputeType<T>> whole = whole_problem(call);
   const auto check = [&](const Piece& segment) {
     const index_t count = segment.size();
-    const KeyShare<T> keys = keys_in(rows_of(call.a.k, segment.row, count),
-                                     rows_of(call.a.v, segment.row, count), positions, segment.begin);
+    const ViewKeys<ComputeType<T>> keys =
+        KeyShare<T>{rows_of(call.a.k, segment.row, count), rows_of(call.a.v, segment.row, count), positions,
+                    segment.begin}
+            .source();
     const auto queries = with_queries(whole, segment.row, count, segment.begin, positions);
     check_policies(call.function, with_keys(queries, keys), call.options.rope, variant);
   };
@@ -75,7 +77,7 @@ PolicyFacts checked_policies(const RankCall<T, A, B>& call, const V& variant) {
 /// Returns the list of arguments and options that must be equal on all ranks. V is the type that holds the policies.
 template <class V, class T, class A, class B>
 Agreement agreement_of(const RankCall<T, A, B>& call, const KeySourceShape& keys) {
-  const AttentionOptions<T>& options = call.options;
+  const mpi::AttentionOptions<T>& options = call.options;
   Agreement all(call.function);
   all.add("the element type, or a type of a policy", fingerprint_of_types<T, V>());
   all.add("the layout", fingerprint(call.layout));

@@ -20,7 +20,7 @@ inline constexpr index_t max_sum_bytes = index_t{32} << 20;
 /// The sums that a rank forms at once, and the sizes of the arrays of a rank.
 struct RingBackwardSizes {
   template <class T>
-  RingBackwardSizes(const BackwardOverRanks<T>& call, const AttentionGradients<T>& g, const SumOrder& order)
+  RingBackwardSizes(const BackwardOverRanks<T>& call, const mpi::AttentionGradients<T>& g, const SumOrder& order)
       : row(call.key_shape().batch * (call.a.k.extent(3) + call.a.v.extent(3))) {
     const Pieces& pieces = order.pieces();
     const index_t kv_heads = call.a.k.extent(1), bytes = static_cast<index_t>(sizeof(ComputeType<T>));
@@ -54,7 +54,7 @@ struct RingBackwardSizes {
 template <class T>
 struct RingBackwardMemory {
   using Compute = ComputeType<T>;
-  RingBackwardMemory(Arena& arena, const RingBackwardSizes& sizes, const AttentionGradients<T>& g)
+  RingBackwardMemory(Arena& arena, const RingBackwardSizes& sizes, const mpi::AttentionGradients<T>& g)
       : own(arena.take<T>(sizes.own)),
         pieces(arena.take<T>(2 * sizes.piece)),
         sums{arena.take<Compute>(sizes.slots * sizes.slot), arena.take<Compute>(2 * sizes.slot), sizes.slots,
@@ -77,7 +77,7 @@ class RingBackward {
 
  public:
   /// Collective. Every rank throws if one rank lacks the memory.
-  RingBackward(const BackwardOverRanks<T>& call, const AttentionGradients<T>& g, const Pieces& pieces)
+  RingBackward(const BackwardOverRanks<T>& call, const mpi::AttentionGradients<T>& g, const Pieces& pieces)
       : call_(call),
         g_(g),
         pieces_(pieces),
@@ -178,12 +178,12 @@ class RingBackward {
     const auto rows = [&](const auto& view) {
       return heads_of(rows_of(view, queries.row, queries.size()), first, count);
     };
-    const KeyShare<T> own_keys = keys_in(heads_of(keys.k, unit.first, unit.count),
-                                         heads_of(keys.v, unit.first, unit.count), keys.keys, keys.first);
+    const ViewKeys<Compute> own_keys = keys_in<Compute>(
+        heads_of(keys.k, unit.first, unit.count), heads_of(keys.v, unit.first, unit.count), keys.keys, keys.first);
     stage.kept = kept_of(queries, unit, 0);
     const View<Compute, 4> dk{sum, {shape_.batch, unit.count, length, shape_.width}},
         dv{sum + dk.size(), {shape_.batch, unit.count, length, shape_.value_width}};
-    AttentionGradients<T> gradients{
+    mpi::AttentionGradients<T> gradients{
         .dout = rows(g_.dout), .dlse = rows(g_.dlse), .dq = rows(g_.dq), .dsinks = g_.dsinks};
     StageSums<Compute> sums{};
     if constexpr (std::same_as<T, Compute>) {
@@ -192,12 +192,12 @@ class RingBackward {
     } else {
       gradients.dk = {nullptr, {shape_.batch, unit.count, length, shape_.width}};
       gradients.dv = {nullptr, {shape_.batch, unit.count, length, shape_.value_width}};
-      sums = {{rows(memory_.dq), first}, addressable(dk), addressable(dv)};
+      sums = {from_head(OutputRows<Compute>(rows(memory_.dq)), first), addressable(dk), addressable(dv)};
     }
-    const BackwardProblem<Compute> problem = make_backward_problem<T>(
-        with_heads(part_of_problem(whole_, queries, keys.keys, own_keys), first, count),
-        {.out = rows(call_.a.out), .lse = rows(call_.a.lse)}, gradients, call_.options, stage, sums);
-    compiled::run_backward<OperandsOf<T>>(problem, call_.variant, &call_.comm.scratch(), call_.executor);
+    const BackwardProblem<Compute> problem = make_backward_problem<Compute>(
+        with_heads(part_of_problem<T>(whole_, queries, keys.keys, own_keys), first, count),
+        {.out = rows(call_.a.out), .lse = rows(call_.a.lse)}, as_one_process(gradients), call_.options, stage, sums);
+    compiled::run_backward<OperandOf<T, Compute>>(problem, call_.variant, &call_.comm.scratch(), call_.executor);
   }
 
   /// Rotates dk of own keys back.
@@ -231,7 +231,7 @@ class RingBackward {
   }
 
   const BackwardOverRanks<T>& call_;
-  const AttentionGradients<T>& g_;
+  const mpi::AttentionGradients<T>& g_;
   const Pieces& pieces_;
   const KeySourceShape shape_;
   const Problem<Compute> whole_;

@@ -64,19 +64,19 @@ void ring_forward(const AttentionOverRanks<T>& call, const Pieces& pieces) {
   const auto poll = [&] { exchange.sent(); };
   for (const std::size_t step : exchange.steps()) {
     const Piece& piece = pieces.list()[step];
-    const KeyShare<T> keys = key_share(exchange.next(poll), piece, shape, positions);
+    const ViewKeys<Compute> keys = key_share(exchange.next(poll), piece, shape, positions).source();
     for (const Piece& segment : pieces.segments()) {
       if (segment.rank != pieces.rank() || !pieces.sees(segment, piece)) continue;
       const index_t first = segment.row, count = segment.size();
       const AttentionState<Compute> part{rows_of(state.shift, first, count), rows_of(state.sum, first, count),
                                          rows_of(state.o, first, count)};
-      compiled::run_attention<OperandsOf<T>>(for_forward<T>(part_of_problem(whole, segment, positions, keys)),
+      compiled::run_attention<OperandOf<T, Compute>>(part_of_problem<T>(whole, segment, positions, keys),
                                              call.variant, make_state_result(part, true),
                                              &call.comm.scratch(), call.executor);
       poll();
     }
   }
-  const Result<ComputeType<T>> result = make_result(call.a, call.options);
+  const Result<ComputeType<T>> result = make_result<ComputeType<T>>(call.a.out, call.a.lse, call.options);
   for_each_row([&](const Query& query, index_t row) {
     const Sequence own{.batch = query.batch, .entry = query.batch, .row_shift = row - query.index};
     store_result(result, complete_row(result, call.variant, query, own), row,

@@ -5,13 +5,27 @@
 #include <vector>
 
 #include "../../attention_backward.hpp"
-#include "../../decode.hpp"
+#include "../../mpi_arguments.hpp"
+#include "../attention/desk/build.hpp"
 #include "../attention/operands/load.hpp"
 #include "../attention/terms/keys.hpp"
 #include "../memory/arena.hpp"
 #include "pieces.hpp"
 
 SSMAX_BEGIN_DETAIL
+
+/// Keys [first, first + k.extent(2)) of `keys`, in views of one type.
+template <class T>
+struct KeyShare {
+  View<const T, 4> k, v;
+  index_t keys = 0;
+  index_t first = 0;
+
+  /// Returns the source of these keys. It must outlive a problem with it.
+  ViewKeys<ComputeType<T>> source() const {
+    return keys_in<ComputeType<T>>(k, v, keys, first);
+  }
+};
 
 /// A call over ranks. A is the type of the public function's arguments, V is Variant or GradientVariant. The objects
 /// that it refers to must outlive it.
@@ -21,10 +35,10 @@ struct RankCall {
   mpi::Communicator& comm;
   const mpi::Layout& layout;
   const A& a;  // of this rank
-  const AttentionOptions<T>& options;
+  const mpi::AttentionOptions<T>& options;
   const V& variant;
   const AnyExecutor executor;
-  const KeyShare<T> whole_keys{.k = {}, .v = {}, .keys = layout.positions()};  // without data
+  const ViewKeys<ComputeType<T>> whole_keys = KeyShare<T>{{}, {}, layout.positions()}.source();  // without data
 
   /// Returns the shape of the queries of the whole sequence.
   [[nodiscard]] QueryShape shape() const {
@@ -38,11 +52,11 @@ struct RankCall {
 };
 
 template <class T>
-using AttentionOverRanks = RankCall<T, AttentionArguments<T>, Variant<ComputeType<T>>>;
+using AttentionOverRanks = RankCall<T, mpi::AttentionArguments<T>, Variant<ComputeType<T>>>;
 template <class T>
-using BackwardOverRanks = RankCall<T, BackwardArguments<T>, GradientVariant<ComputeType<T>>>;
+using BackwardOverRanks = RankCall<T, mpi::BackwardArguments<T>, GradientVariant<ComputeType<T>>>;
 template <class T>
-using DecodeOverRanks = RankCall<T, DecodeArguments<T>, Variant<ComputeType<T>>>;
+using DecodeOverRanks = RankCall<T, mpi::DecodeArguments<T>, Variant<ComputeType<T>>>;
 
 /// Returns the problem of all rows of this rank. It refers to keys of the call that have no data: with_keys replaces
 /// them later.
@@ -50,7 +64,8 @@ template <class T, class A, class V>
 Problem<ComputeType<T>> whole_problem(const RankCall<T, A, V>& call) {
   check_no_lengths(call.function, call.options.lengths);
   const AnyKeys<ComputeType<T>> keys(call.whole_keys);
-  return queries_among(called_by(call.function, call.options, make_problem(call.a.q, keys, call.options)), 0,
+  const InputRows<ComputeType<T>> q(call.a.q);
+  return queries_among(called_by(call.function, call.options, make_problem(q, keys, call.options)), 0,
                        call.layout.positions());
 }
 
@@ -64,9 +79,10 @@ template <class T>
 KeyShare<T> key_share(const T* packed, const Piece& piece, const KeySourceShape& shape, index_t keys) {
   const index_t count = piece.size();
   const T* v = packed + shape.batch * shape.kv_heads * count * shape.width;
-  return keys_in(View<const T, 4>{packed, {shape.batch, shape.kv_heads, count, shape.width}},
-                 View<const T, 4>{v, {shape.batch, shape.kv_heads, count, shape.value_width}}, keys,
-                 piece.begin);
+  return {{packed, {shape.batch, shape.kv_heads, count, shape.width}},
+          {v, {shape.batch, shape.kv_heads, count, shape.value_width}},
+          keys,
+          piece.begin};
 }
 
 /// Returns the given rows of each head, contiguous: [batch, heads, rows, channels].
@@ -89,9 +105,10 @@ template <class T>
 void pack_piece(const Problem<ComputeType<T>>& whole, const Variant<ComputeType<T>>& variant,
                 const View<const T, 4>& k, const View<const T, 4>& v, const Piece& piece, T* out) {
   const index_t count = piece.size(), d = k.extent(3), dv = v.extent(3);
-  const KeyShare<T> keys =
-      keys_in(rows_of(k, piece.row, count), rows_of(v, piece.row, count), whole.keys.length(0), piece.begin);
-  const Problem<ComputeType<T>> problem = with_keys(whole, keys);
+  const KeyShare<T> keys{rows_of(k, piece.row, count), rows_of(v, piece.row, count), whole.keys.length(0),
+                         piece.begin};
+  const ViewKeys<ComputeType<T>> source = keys.source();
+  const Problem<ComputeType<T>> problem = with_keys(whole, source);
   const KeyRange range{piece.begin, piece.end};
   const auto for_each_head = [&](const auto& f) {
     for (index_t b = 0; b < k.extent(0); ++b) {
@@ -142,7 +159,7 @@ View<ComputeType<T>, 4> sums_of(Arena& arena, const View<T, 4>& result) {
 /// rank.
 template <class T>
 Problem<ComputeType<T>> part_of_problem(const Problem<ComputeType<T>>& whole, const Piece& segment,
-                                        index_t positions, const KeyShare<T>& keys) {
+                                        index_t positions, const ViewKeys<ComputeType<T>>& keys) {
   const Problem<ComputeType<T>> queries =
       with_queries(whole, segment.row, segment.size(), segment.begin, positions);
   return owner_rotates<T> ? with_rotated_keys(queries, keys) : with_keys(queries, keys);

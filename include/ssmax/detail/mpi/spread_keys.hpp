@@ -128,7 +128,7 @@ class SpreadDecode {
     for (const Piece& chunk : chunks_) {
       if (chunk.rank != call_.comm.rank()) continue;
       const ChunkOfKeys<K> keys{cache_, shape_.keys, chunk.row, {chunk.begin, chunk.end}};
-      compiled::run_attention<SourceOperands<T, K>>(with_keys(problem_, keys), call_.variant,
+      compiled::run_attention<OperandOf<T, Compute>>(with_keys(problem_, keys), call_.variant,
                                                     make_state_result(state_at(next), false),
                                                     &call_.comm.scratch(), call_.executor);
       next += size_;
@@ -148,7 +148,7 @@ class SpreadDecode {
   }
 
   void store(const AttentionState<Compute>& total) const {
-    const Result<Compute> result = make_result(call_.a, call_.options);
+    const Result<Compute> result = make_result<Compute>(call_.a.out, call_.a.lse, call_.options);
     for_each_query(shape_, [&](const Query& query) {
       const index_t b = query.batch, h = query.head, i = query.index;
       const Sequence own{.batch = b, .entry = b};

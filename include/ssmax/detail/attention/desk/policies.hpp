@@ -46,6 +46,11 @@ consteval bool are_policies() {
          count_of<IsScore, P...>() <= 1 && count_of<IsExecutor, P...>() <= 1;
 }
 
+template <class... P>
+consteval bool has_mask_or_executor() {
+  return count_of<IsMask, P...>() + count_of<IsExecutor, P...>() > 0;
+}
+
 /// Returns the policy of a kind, or `otherwise`.
 template <class Kind, class D>
 D& pick(D& otherwise) {

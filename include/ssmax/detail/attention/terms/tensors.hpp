@@ -74,6 +74,10 @@ class Rows {
   SSMAX_INLINE constexpr bool is_given() const { return data_ != nullptr; }
   SSMAX_INLINE constexpr index_t element_bytes() const { return size_; }
   SSMAX_INLINE constexpr void set_first_head(index_t head) { first_head_ = head; }
+  /// Replaces a null address by one that is not null, for checks that read no element.
+  SSMAX_INLINE void point_to_any() {
+    if (data_ == nullptr) data_ = this;
+  }
   /// Sets the strides of a tensor without elements to 0: adding a stride to a null pointer is undefined.
   SSMAX_INLINE void make_addressable() {
     if (extents_[0] * extents_[1] * extents_[2] * extents_[3] == 0)
