@@ -68,17 +68,20 @@ struct Forward {
   template <class T>
   void attend(const AttentionArguments& a, const AttentionFormula& formula) {
     const Extents extents(a.shape);
-    const ssmax::AttentionArguments<T> arguments{.q = {static_cast<const T*>(a.q), extents.rows},
-                                                 .k = {static_cast<const T*>(a.k), extents.keys},
-                                                 .v = {static_cast<const T*>(a.v), extents.keys},
-                                                 .out = {reinterpret_cast<T*>(out.data()), extents.rows},
-                                                 .lse = {lse.data(), extents.lse}};
+    const ssmax::AttentionArguments<ssmax::detail::ComputeType<T>> arguments{
+        .q = {static_cast<const T*>(a.q), extents.rows},
+        .k = {static_cast<const T*>(a.k), extents.keys},
+        .v = {static_cast<const T*>(a.v), extents.keys},
+        .out = {reinterpret_cast<T*>(out.data()), extents.rows},
+        .lse = {lse.data(), extents.lse}};
     const auto scaling = [&formula](const ssmax::Row& row) { return formula.multiplier(row.n); };
     const Table rope = rope_of(formula, a.shape);
     if (a.visibility.causal) {
-      ssmax::attention<T>(arguments, scaling, ssmax::Causal{}, {.rope = rope.get()});
+      ssmax::attention<ssmax::detail::ComputeType<T>>(
+          with(arguments, AttentionOptions<T>{.rope = rope.get()}), scaling, ssmax::Causal{});
     } else {
-      ssmax::attention<T>(arguments, scaling, ssmax::Full{}, {.rope = rope.get()});
+      ssmax::attention<ssmax::detail::ComputeType<T>>(
+          with(arguments, AttentionOptions<T>{.rope = rope.get()}), scaling, ssmax::Full{});
     }
   }
 
@@ -150,15 +153,17 @@ template <class T, class Scaling, class Mask>
 Run differentiate(const AttentionBackwardArguments& a, const Scaling& scaling, const Mask& mask,
                   const Table& rope) {
   const Extents extents(a.shape);
-  const ssmax::BackwardArguments<T> arguments{.q = {static_cast<const T*>(a.q), extents.rows},
-                                              .k = {static_cast<const T*>(a.k), extents.keys},
-                                              .v = {static_cast<const T*>(a.v), extents.keys},
-                                              .out = {static_cast<const T*>(a.out), extents.rows},
-                                              .lse = {a.lse, extents.lse}};
-  const ssmax::AttentionGradients<T> gradients{.dout = {static_cast<const T*>(a.dout), extents.rows},
-                                               .dq = {static_cast<T*>(a.dq), extents.rows},
-                                               .dk = {static_cast<T*>(a.dk), extents.keys},
-                                               .dv = {static_cast<T*>(a.dv), extents.keys}};
+  const ssmax::BackwardArguments<ssmax::detail::ComputeType<T>> arguments{
+      .q = {static_cast<const T*>(a.q), extents.rows},
+      .k = {static_cast<const T*>(a.k), extents.keys},
+      .v = {static_cast<const T*>(a.v), extents.keys},
+      .out = {static_cast<const T*>(a.out), extents.rows},
+      .lse = {a.lse, extents.lse}};
+  const ssmax::AttentionGradients<ssmax::detail::ComputeType<T>> gradients{
+      .dout = {static_cast<const T*>(a.dout), extents.rows},
+      .dq = {static_cast<T*>(a.dq), extents.rows},
+      .dk = {static_cast<T*>(a.dk), extents.keys},
+      .dv = {static_cast<T*>(a.dv), extents.keys}};
   // attention_backward adds to the gradients of a scaling: set them to zero before each call.
   const auto clear = [a] {
     if (a.ds != nullptr) std::fill_n(a.ds, a.shape.heads, 0.0F);
@@ -167,13 +172,15 @@ Run differentiate(const AttentionBackwardArguments& a, const Scaling& scaling, c
   if (a.threads == 1) {
     return [=] {
       clear();
-      ssmax::attention_backward<T>(arguments, gradients, scaling, mask, {.rope = rope.get()});
+      ssmax::attention_backward<ssmax::detail::ComputeType<T>>(
+          backward_with(arguments, AttentionOptions<T>{.rope = rope.get()}), gradients, scaling, mask);
     };
   }
   const auto pool = std::make_shared<ssmax::ThreadPool>(a.threads);
   return [=] {
     clear();
-    ssmax::attention_backward<T>(arguments, gradients, scaling, mask, {.rope = rope.get()}, *pool);
+    ssmax::attention_backward<ssmax::detail::ComputeType<T>>(
+        backward_with(arguments, AttentionOptions<T>{.rope = rope.get()}), gradients, scaling, mask, *pool);
   };
 }
 

@@ -9,8 +9,8 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <ssmax/attention.hpp>
 #include <ssmax/attention_backward.hpp>
-#include <ssmax/decode.hpp>
 #include <ssmax/execution.hpp>
 #include <ssmax/kv_cache.hpp>
 #include <ssmax/mask_runs.hpp>
@@ -49,13 +49,13 @@ struct Tensors {
   View<T, 4> to(std::vector<T>& x) const { return {x.data(), extents}; }
   std::array<index_t, 3> rows() const { return {extents[0], extents[1], extents[2]}; }
 
-  ssmax::AttentionArguments<T> forward() {
+  ssmax::AttentionArguments<ssmax::detail::ComputeType<T>> forward() {
     return {.q = in(q), .k = in(k), .v = in(v), .out = to(out), .lse = {lse.data(), rows()}};
   }
-  ssmax::BackwardArguments<T> backward() {
+  ssmax::BackwardArguments<ssmax::detail::ComputeType<T>> backward() {
     return {.q = in(q), .k = in(k), .v = in(v), .out = in(out), .lse = {lse.data(), rows()}};
   }
-  ssmax::AttentionGradients<T> gradients() {
+  ssmax::AttentionGradients<ssmax::detail::ComputeType<T>> gradients() {
     return {.dout = in(dout), .dq = to(dq), .dk = to(dk), .dv = to(dv)};
   }
 };
@@ -112,26 +112,30 @@ void add_masked(const std::string& name, const std::string& shape, const M& mask
   const Implementation<Work> forward{
       name,
       [mask](const Work& t) -> Run {
-        return [mask, t] { ssmax::attention<T>(t->forward(), Softmax{}, mask); };
+        return [mask, t] { ssmax::attention<ssmax::detail::ComputeType<T>>(t->forward(), Softmax{}, mask); };
       },
       [mask](const Work& t) {
         Tensors<T> expected(t->extents);
         if constexpr (requires { mask.sees(Query{}, index_t{}); }) {
-          ssmax::attention<T>(expected.forward(), Softmax{}, WithoutRuns<M>{mask});
+          ssmax::attention<ssmax::detail::ComputeType<T>>(expected.forward(), Softmax{},
+                                                          WithoutRuns<M>{mask});
         } else {
-          ssmax::attention<T>(expected.forward(), Softmax{}, mask);
+          ssmax::attention<ssmax::detail::ComputeType<T>>(expected.forward(), Softmax{}, mask);
         }
         return compare(t->out, expected.out);
       }};
   add_benchmark<Work>(
       "blocksparse", shape, forward, [tensors] { return tensors; }, gflops(4 * logits * width));
-  const Implementation<Work> backward{
-      name + "_backward",
-      [mask](const Work& t) -> Run {
-        ssmax::attention<T>(t->forward(), Softmax{}, mask);
-        return [mask, t] { ssmax::attention_backward<T>(t->backward(), t->gradients(), Softmax{}, mask); };
-      },
-      [](const Work&) { return Accuracy{}; }};
+  const Implementation<Work> backward{name + "_backward",
+                                      [mask](const Work& t) -> Run {
+                                        ssmax::attention<ssmax::detail::ComputeType<T>>(t->forward(),
+                                                                                        Softmax{}, mask);
+                                        return [mask, t] {
+                                          ssmax::attention_backward<ssmax::detail::ComputeType<T>>(
+                                              t->backward(), t->gradients(), Softmax{}, mask);
+                                        };
+                                      },
+                                      [](const Work&) { return Accuracy{}; }};
   add_benchmark<Work>(
       "blocksparse", shape, backward, [tensors] { return tensors; }, gflops(10 * logits * width));
 }
@@ -165,7 +169,8 @@ struct TreeCall {
   }
   template <class M>
   void decode(const M& mask) {
-    ssmax::decode<T>({.q = tensors.in(tensors.q), .out = tensors.to(tensors.out)}, cache, Softmax{}, mask);
+    ssmax::attention<ssmax::detail::ComputeType<T>>(
+        {.q = tensors.in(tensors.q), .keys = cache, .out = tensors.to(tensors.out)}, Softmax{}, mask);
   }
 };
 
@@ -214,10 +219,10 @@ struct LatentCall {
   std::vector<T> out = std::vector<T>(heads * value_width);
 
   void attend(const View<const T, 4>& values) {
-    ssmax::attention<T>({.q = q.in(q.q),
-                         .k = stored.in(stored.k),
-                         .v = values,
-                         .out = {out.data(), {1, heads, 1, value_width}}});
+    ssmax::attention<ssmax::detail::ComputeType<T>>({.q = q.in(q.q),
+                                                     .k = stored.in(stored.k),
+                                                     .v = values,
+                                                     .out = {out.data(), {1, heads, 1, value_width}}});
   }
   View<const T, 4> values_in_keys() const {
     return {stored.k.data(), {1, 1, keys, value_width}, {keys * width, keys * width, width, 1}};
@@ -285,17 +290,18 @@ void attend_each(Batch& batch, E& executor) {
   };
   for (std::size_t i = 0; i + 1 < batch.cumulative.size(); ++i) {
     const index_t first = batch.cumulative[i], count = batch.cumulative[i + 1] - first;
-    ssmax::attention<float>({.q = rows_of(all.q, first, count),
-                             .k = rows_of(all.k, first, count),
-                             .v = rows_of(all.v, first, count),
-                             .out = rows_of(all.out, first, count)},
-                            Softmax{}, Causal{}, {}, executor);
+    ssmax::attention({.q = rows_of(all.q, first, count),
+                      .k = rows_of(all.k, first, count),
+                      .v = rows_of(all.v, first, count),
+                      .out = rows_of(all.out, first, count)},
+                     Softmax{}, Causal{}, executor);
   }
 }
 
 void attend_packed(Batch& batch, ThreadPool& pool) {
-  ssmax::attention<float>(batch.tensors.forward(), Softmax{}, Causal{},
-                          {.lengths = SequenceLengths::packed(batch.cumulative)}, pool);
+  ssmax::attention(with(batch.tensors.forward(),
+                        AttentionOptions<float>{.lengths = SequenceLengths::packed(batch.cumulative)}),
+                   Softmax{}, Causal{}, pool);
 }
 
 void register_batch(index_t count, index_t shortest, index_t longest) {
@@ -357,9 +363,11 @@ struct Step {
       return View<std::remove_pointer_t<decltype(data)>, 4>(data + first * width, {1, heads, count, width},
                                                             {0, tensors.extents[2] * width, width, 1});
     };
-    ssmax::decode<float>({.q = rows_of(std::as_const(tensors.q).data()), .out = rows_of(tensors.out.data())},
-                         cache.source(std::span(ids).subspan(begin, end - begin)), SSMax<float>{0.43f},
-                         Causal{}, {.lengths = SequenceLengths::packed_queries(lengths)}, pool);
+    ssmax::attention({.q = rows_of(std::as_const(tensors.q).data()),
+                      .keys = cache.source(std::span(ids).subspan(begin, end - begin)),
+                      .out = rows_of(tensors.out.data()),
+                      .lengths = SequenceLengths::packed_queries(lengths)},
+                     SSMax<float>{0.43f}, Causal{}, pool);
   }
   static double logits() {
     return static_cast<double>(heads) * (prompts * 0.5 * prompt * (prompt + 1) + double{others} * keys);
@@ -436,7 +444,9 @@ struct Prompted {
   }
   template <class K>
   void decode(const K& keys) {
-    ssmax::decode<T>({.q = tensors.in(tensors.q), .out = tensors.to(tensors.out)}, keys, SSMax<float>{0.43f});
+    ssmax::attention<ssmax::detail::ComputeType<T>>(
+        {.q = tensors.in(tensors.q), .keys = keys, .out = tensors.to(tensors.out)}, SSMax<float>{0.43f},
+        ssmax::Causal{});
   }
 };
 

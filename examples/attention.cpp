@@ -11,11 +11,12 @@ int main() {
   const Rope<float> rope({.width = d, .theta = 10'000}, n);
   ThreadPool pool(2);
   // A view is a pointer and its extents, [batch, head, position, channel], with any strides.
-  attention<float>({.q = {q.data(), {1, heads, n, d}},
-                    .k = {k.data(), {1, kv_heads, n, d}},
-                    .v = {v.data(), {1, kv_heads, n, d}},
-                    .out = {out.data(), {1, heads, n, d}}},
-                   SSMax<float>{s}, Causal{}, {.rope = &rope}, pool);
+  attention({.q = {q.data(), {1, heads, n, d}},
+             .k = {k.data(), {1, kv_heads, n, d}},
+             .v = {v.data(), {1, kv_heads, n, d}},
+             .out = {out.data(), {1, heads, n, d}},
+             .rope = &rope},
+            SSMax<float>{s}, Causal{}, pool);
 
   return out.back() > 0.9999f && out.back() < 1.0001f ? 0 : 1;  // a weighted mean of ones
 }

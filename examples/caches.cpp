@@ -32,8 +32,12 @@ void append_prompts(KvCache<half, bfloat16>& cache, View<const float, 4> k, View
 // are in the cache.
 void mixed_step(const KvCache<half, bfloat16>& cache, View<const float, 2> q, View<float, 2> out,
                 index_t heads, std::span<const index_t> cumulative, const Rope<float>& rope) {
-  decode<float>({.q = heads_view(q, heads), .out = heads_view(out, heads)}, cache, SSMax<float>{0.43f},
-                Causal{}, {.rope = &rope, .lengths = SequenceLengths::packed_queries(cumulative)});
+  attention({.q = heads_view(q, heads),
+             .keys = cache,
+             .out = heads_view(out, heads),
+             .rope = &rope,
+             .lengths = SequenceLengths::packed_queries(cumulative)},
+            SSMax<float>{0.43f}, Causal{});
 }
 
 // A draft of several tokens per sequence: all are appended and decoded in one call. Then truncate removes the
@@ -41,7 +45,7 @@ void mixed_step(const KvCache<half, bfloat16>& cache, View<const float, 2> q, Vi
 void try_draft(KvCache<half, bfloat16>& cache, View<const float, 4> q, View<const float, 4> k,
                View<const float, 4> v, View<float, 4> out, const Rope<float>& rope, index_t accepted) {
   cache.append(k, v, &rope);
-  decode<float>({.q = q, .out = out}, cache, SSMax<float>{0.43f}, Causal{}, {.rope = &rope});
+  attention({.q = q, .keys = cache, .out = out, .rope = &rope}, SSMax<float>{0.43f}, Causal{});
   const index_t rejected = k.extent(2) - accepted;
   for (index_t b = 0; b < cache.shape().batch; ++b) cache.truncate(b, cache.length(b) - rejected);
 }
@@ -51,8 +55,9 @@ void try_draft(KvCache<half, bfloat16>& cache, View<const float, 4> q, View<cons
 void packed_prompts(View<const float, 2> qkv, View<float, 2> out, index_t heads, index_t kv_heads,
                     std::span<const index_t> cumulative) {
   const auto [q, k, v] = qkv_views(qkv, heads, kv_heads);
-  attention<float>({.q = q, .k = k, .v = v, .out = heads_view(out, heads)}, SSMax<float>{0.43f}, Causal{},
-                   {.lengths = SequenceLengths::packed(cumulative)});
+  attention(
+      {.q = q, .k = k, .v = v, .out = heads_view(out, heads), .lengths = SequenceLengths::packed(cumulative)},
+      SSMax<float>{0.43f}, Causal{});
 }
 
 namespace {
@@ -126,11 +131,12 @@ int main() {
 
     // The first sequence without a cache.
     std::vector<float> expected(q.size());
-    attention<float>({.q = positions(q, kHeads, 0, kTotal),
-                      .k = positions(k, kKvHeads, 0, kTotal),
-                      .v = positions(v, kKvHeads, 0, kTotal),
-                      .out = {expected.data(), {kBatch, kHeads, kTotal, kWidth}}},
-                     SSMax<float>{0.43f}, Causal{}, {.rope = &rope});
+    attention({.q = positions(q, kHeads, 0, kTotal),
+               .k = positions(k, kKvHeads, 0, kTotal),
+               .v = positions(v, kKvHeads, 0, kTotal),
+               .out = {expected.data(), {kBatch, kHeads, kTotal, kWidth}},
+               .rope = &rope},
+              SSMax<float>{0.43f}, Causal{});
     double worst = 0;
     for (index_t h = 0; h < kHeads; ++h) {
       for (index_t i = 0; i < kDraft; ++i) {
@@ -161,9 +167,11 @@ int main() {
     std::vector<float> out(kBatch * kHeads * kWidth), expected(out.size());
     const auto next_token = [&](auto& any_cache, std::vector<float>& result) {
       any_cache.append(positions(k, kKvHeads, 0, kTotal), positions(v, kKvHeads, 0, kTotal), &rope);
-      decode<float>({.q = positions(q, kHeads, kTotal - 1, 1),
-                     .out = View<float, 4>(result.data(), {kBatch, kHeads, 1, kWidth})},
-                    any_cache, SSMax<float>{0.43f}, Causal{}, {.rope = &rope});
+      attention({.q = positions(q, kHeads, kTotal - 1, 1),
+                 .keys = any_cache,
+                 .out = View<float, 4>(result.data(), {kBatch, kHeads, 1, kWidth}),
+                 .rope = &rope},
+                SSMax<float>{0.43f}, Causal{});
     };
     next_token(cache, out);
     next_token(same, expected);

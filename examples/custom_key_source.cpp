@@ -66,7 +66,7 @@ int main() {
   const ssmax::View<float, 4> results(out.data(), {2, kHeads, 1, kWidth});
 
   // Pass the source of keys in place of a KvCache.
-  ssmax::decode<float>({.q = queries, .out = results}, keys, ssmax::SSMax<float>{0.43f});
+  ssmax::attention({.q = queries, .keys = keys, .out = results}, ssmax::SSMax<float>{0.43f}, ssmax::Causal{});
 
   // Copy the same keys into a KvCache, and decode against the cache.
   ssmax::KvCache<float> cache({.batch = 2, .kv_heads = kKvHeads, .width = kWidth, .capacity = 100});
@@ -83,8 +83,8 @@ int main() {
   }
   cache.append(ssmax::View<const float, 4>(k.data(), {2, kKvHeads, 100, kWidth}),
                ssmax::View<const float, 4>(v.data(), {2, kKvHeads, 100, kWidth}), nullptr, kLengths);
-  ssmax::decode<float>({.q = queries, .out = {expected.data(), {2, kHeads, 1, kWidth}}}, cache,
-                       ssmax::SSMax<float>{0.43f});
+  ssmax::attention({.q = queries, .keys = cache, .out = {expected.data(), {2, kHeads, 1, kWidth}}},
+                   ssmax::SSMax<float>{0.43f}, ssmax::Causal{});
 
   examples::Check check;
   float worst = 0;

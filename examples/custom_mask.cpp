@@ -42,8 +42,7 @@ int main() {
 
   // Pass the mask in place of one of the library's masks. `&` joins masks.
   const auto mask = Dilated{4} & ssmax::SlidingWindow{63};
-  ssmax::attention<float>({.q = tensor(q), .k = tensor(k), .v = tensor(v), .out = tensor(out)}, scaling,
-                          mask);
+  ssmax::attention({.q = tensor(q), .k = tensor(k), .v = tensor(v), .out = tensor(out)}, scaling, mask);
 
   // Compute the same attention with a matrix of bool.
   bool seen[kLength * kLength];
@@ -52,7 +51,7 @@ int main() {
       seen[query * kLength + key] = key <= query && query - key <= 63 && (query - key) % 4 == 0;
     }
   }
-  ssmax::attention<float>(
+  ssmax::attention(
       {.q = tensor(q), .k = tensor(k), .v = tensor(v), .out = tensor(expected)}, scaling,
       ssmax::MaskMatrix(ssmax::View<const bool, 4>(seen, {1, kHeads, kLength, kLength}, {0, 0, kLength, 1})));
 
@@ -60,8 +59,8 @@ int main() {
   check.holds("the mask shows what the matrix shows", out == expected);
   bool refused = false;
   try {
-    ssmax::attention<float>({.q = tensor(q), .k = tensor(k), .v = tensor(v), .out = tensor(out)}, scaling,
-                            Dilated{0});
+    ssmax::attention({.q = tensor(q), .k = tensor(k), .v = tensor(v), .out = tensor(out)}, scaling,
+                     Dilated{0});
   } catch (const std::invalid_argument&) {
     refused = true;
   }

@@ -42,8 +42,9 @@ std::vector<float> decoded(const std::vector<float>& q, const std::vector<float>
   cache.append(ssmax::View<const float, 4>(k.data(), {1, kKvHeads, kLength, kWidth}),
                ssmax::View<const float, 4>(v.data(), {1, kKvHeads, kLength, kWidth}));
   std::vector<float> out(q.size());
-  ssmax::decode<float>({.q = {q.data(), {1, kHeads, 1, kWidth}}, .out = {out.data(), {1, kHeads, 1, kWidth}}},
-                       cache, ssmax::SSMax<float>{0.1f});
+  ssmax::attention(
+      {.q = {q.data(), {1, kHeads, 1, kWidth}}, .keys = cache, .out = {out.data(), {1, kHeads, 1, kWidth}}},
+      ssmax::SSMax<float>{0.1f}, ssmax::Causal{});
   return out;
 }
 

@@ -45,7 +45,7 @@ struct Added {
 // Computes a layer's attention. A Softmax model calls it with Softmax{}.
 template <class S, class M>
 void attend(Tensor& q, Tensor& k, Tensor& v, Tensor& out, const S& scaling, const M& mask) {
-  attention<float>({.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view()}, scaling, mask);
+  attention({.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view()}, scaling, mask);
 }
 
 // Returns the largest absolute difference. Exception: returns NaN if a difference is NaN.
@@ -94,7 +94,7 @@ int main() {
   cache.append(k.view(0, 64), v.view(0, 64));
   for (index_t token = 64; token < kTokens; ++token) {
     cache.append(k.view(token, 1), v.view(token, 1));
-    decode<float>({.q = q.view(token, 1), .out = other.view(token, 1)}, cache, scaling, Causal{});
+    attention({.q = q.view(token, 1), .keys = cache, .out = other.view(token, 1)}, scaling, Causal{});
   }
   report("token by token against a cache", largest_difference(after.view(64, 32), other.view(64, 32)), true);
 
@@ -105,13 +105,13 @@ int main() {
   std::fill(padded_v.values.begin() + 64 * kKvHeads * kWidth, padded_v.values.end(), std::nanf(""));
   const std::vector<index_t> lengths{64};
   attend(q, padded_k, padded_v, other, scaling, KeyLengths{lengths});
-  attention<float>({.q = q.view(), .k = k.view(0, 64), .v = v.view(0, 64), .out = expected.view()}, scaling);
+  attention({.q = q.view(), .k = k.view(0, 64), .v = v.view(0, 64), .out = expected.view()}, scaling);
   report("padded after token 64", largest_difference(expected.view(), other.view()), true);
 
   // Use a window of 32 keys: n of the last token is 32.
   attend(q, k, v, other, scaling, SlidingWindow{31});
-  attention<float>(
-      {.q = q.view(95, 1), .k = k.view(64, 32), .v = v.view(64, 32), .out = expected.view(95, 1)}, scaling);
+  attention({.q = q.view(95, 1), .k = k.view(64, 32), .v = v.view(64, 32), .out = expected.view(95, 1)},
+            scaling);
   report("in a window of 32, for the last token", largest_difference(expected.view(95, 1), other.view(95, 1)),
          true);
 
@@ -120,8 +120,8 @@ int main() {
          false);
 
   // Add s·ln n to the logits: softmax does not change if the same number is added to every logit.
-  attention<float>({.q = q.view(), .k = k.view(), .v = v.view(), .out = other.view()}, Softmax{}, Causal{},
-                   Added{std::log(96.0)});
+  attention({.q = q.view(), .k = k.view(), .v = v.view(), .out = other.view()}, Softmax{}, Causal{},
+            Added{std::log(96.0)});
   report("s·ln n added to the logits: the same as Softmax", largest_difference(before.view(), other.view()),
          true);
   report("                            and not SSMax", largest_difference(after.view(), other.view()), false);

@@ -15,7 +15,7 @@ using RowMajorMatrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eige
 RowMajorMatrix row_major(const RowMajorMatrix& qkv, index_t heads, index_t kv_heads) {
   const auto [q, k, v] = qkv_views(qkv, heads, kv_heads);
   RowMajorMatrix out(qkv.rows(), heads * q.extent(3));
-  attention<float>({.q = q, .k = k, .v = v, .out = heads_view(out, heads)}, SSMax<float>{0.43f}, Causal{});
+  attention({.q = q, .k = k, .v = v, .out = heads_view(out, heads)}, SSMax<float>{0.43f}, Causal{});
   return out;
 }
 
@@ -23,8 +23,8 @@ RowMajorMatrix row_major(const RowMajorMatrix& qkv, index_t heads, index_t kv_he
 Eigen::MatrixXf column_major(const Eigen::MatrixXf& qkv, index_t heads, index_t kv_heads) {
   const auto [q, k, v] = qkv_views(column_view(qkv), heads, kv_heads);
   Eigen::MatrixXf out(heads * q.extent(3), qkv.cols());
-  attention<float>({.q = q, .k = k, .v = v, .out = heads_view(column_view(out), heads)}, SSMax<float>{0.43f},
-                   Causal{});
+  attention({.q = q, .k = k, .v = v, .out = heads_view(column_view(out), heads)}, SSMax<float>{0.43f},
+            Causal{});
   return out;
 }
 

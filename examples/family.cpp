@@ -88,19 +88,19 @@ int main() {
   {
     const std::vector<index_t> cumulative{
         0, 10, kLength};  // first token of each document, then the number of tokens
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{s}, Documents{cumulative, true});
+    attention({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{s}, Documents{cumulative, true});
     const auto begin = [](index_t i) { return i < 10 ? index_t{0} : index_t{10}; };
     is("OLMo 3.5", expected(of_q, of_k, of_v, begin,
                             [&](index_t head, index_t i) { return s_of(head) * ln(i - begin(i) + 1); }));
   }
   {
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{0.08496f}, Causal{});
+    attention({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{0.08496f}, Causal{});
     is_scaled("Step-5", [&](index_t, index_t i) { return 0.08496 * ln(i + 1); });
   }
   {
     std::vector<float> of_c = numbers(kHeads * kLength), of_dc(of_c.size());
     View<const float, 3> c(of_c.data(), {1, kHeads, kLength});  // [batch, head, query], from the MLPs
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, PerQuery(c), Causal{});
+    attention({.q = q, .k = k, .v = v, .out = out}, PerQuery(c), Causal{});
     is_scaled("a multiplier per query", [&](index_t head, index_t i) {
       return static_cast<double>(of_c[static_cast<std::size_t>(head * kLength + i)]);
     });
@@ -111,7 +111,7 @@ int main() {
     const auto biased = [&](double z, index_t head, index_t i, index_t key) {
       return z + static_cast<double>(bias(0, head, i, key));
     };
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, InklingTemperature{0.1, 8}, Causal{}, Bias(bias));
+    attention({.q = q, .k = k, .v = v, .out = out}, InklingTemperature{0.1, 8}, Causal{}, Bias(bias));
     is("Inkling", expected(
                       of_q, of_k, of_v, from_0,
                       [](index_t, index_t i) {
@@ -120,14 +120,14 @@ int main() {
                       biased));
   }
   {
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, QwenLogN{8}, Causal{});
+    attention({.q = q, .k = k, .v = v, .out = out}, QwenLogN{8}, Causal{});
     is_scaled("Qwen", [](index_t, index_t i) {
       return std::max(1.0, std::log(static_cast<double>(i + 1)) / std::log(8.0));
     });
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, Llama4Temperature{0.1, 8}, Causal{});
+    attention({.q = q, .k = k, .v = v, .out = out}, Llama4Temperature{0.1, 8}, Causal{});
     is_scaled("Llama 4",
               [](index_t, index_t i) { return 1 + 0.1 * std::log(1.0 + static_cast<double>((i + 1) / 8)); });
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, MinistralTemperature{0.1, 8}, Causal{});
+    attention({.q = q, .k = k, .v = v, .out = out}, MinistralTemperature{0.1, 8}, Causal{});
     is_scaled("Ministral 3",
               [](index_t, index_t i) { return 1 + 0.1 * std::log(1.0 + static_cast<double>(i / 8)); });
   }
@@ -136,29 +136,29 @@ int main() {
       const double trained = 8, position = static_cast<double>(row.position);
       return position > trained ? std::log2(position) / std::log2(trained) : 1.0;
     };
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, grok, Causal{});
+    attention({.q = q, .k = k, .v = v, .out = out}, grok, Causal{});
     is_scaled("Grok-2",
               [](index_t, index_t i) { return i > 8 ? std::log2(static_cast<double>(i)) / 3 : 1.0; });
   }
   {
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, AdjustedSize{SSMax<float>{s, b}, 0, 2}, Causal{});
+    attention({.q = q, .k = k, .v = v, .out = out}, AdjustedSize{SSMax<float>{s, b}, 0, 2}, Causal{});
     is_scaled("axolotl", [&](index_t head, index_t i) {
       return s_of(head) * ln(std::max<index_t>(2, i + 1)) + b_of(head);
     });
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, AdjustedSize{SSMax<float>{s}, 1}, Causal{});
+    attention({.q = q, .k = k, .v = v, .out = out}, AdjustedSize{SSMax<float>{s}, 1}, Causal{});
     is_scaled("n + 1", [&](index_t head, index_t i) { return s_of(head) * ln(i + 2); });
   }
   {
     const index_t before = 4, window = 8;  // the window grew from 4 to 8
     const double grown = 0.2 * std::log(static_cast<double>(window) / static_cast<double>(before)) + 1;
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, Constant{grown}, SlidingWindow{window - 1});
+    attention({.q = q, .k = k, .v = v, .out = out}, Constant{grown}, SlidingWindow{window - 1});
     is("modded-nanogpt", expected(
                              of_q, of_k, of_v, [](index_t i) { return std::max<index_t>(0, i - 7); },
                              [](index_t, index_t) { return 0.2 * std::log(2.0) + 1; }));
   }
   {
     const ScaleInvariant score(10, kLength);  // τ, and the longest context; make it once for all calls
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, Softmax{}, Causal{}, score);
+    attention({.q = q, .k = k, .v = v, .out = out}, Softmax{}, Causal{}, score);
     is("scale-invariant attention",
        expected(of_q, of_k, of_v, from_0, one, [](double z, index_t, index_t i, index_t key) {
          const double square = 1 + 2 * std::log(1 + static_cast<double>(i - key) / 10);
@@ -170,7 +170,7 @@ int main() {
     // the queries is 0: F of the query is the same for all of its keys, so it does not change the softmax.
     const std::vector<float> of_f = numbers(kHeads * kLength);
     const View<const float, 4> minus_f(of_f.data(), {1, kHeads, kLength, kLength}, {0, kLength, 0, 1});
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, Softmax{}, Causal{}, Bias(minus_f));
+    attention({.q = q, .k = k, .v = v, .out = out}, Softmax{}, Causal{}, Bias(minus_f));
     is("the forgetting transformer",
        expected(of_q, of_k, of_v, from_0, one, [&](double z, index_t head, index_t, index_t key) {
          return z + static_cast<double>(of_f[static_cast<std::size_t>(head * kLength + key)]);
@@ -182,15 +182,15 @@ int main() {
       return static_cast<double>(sinks[static_cast<std::size_t>(head)]);
     };
     const auto c = [&](index_t head, index_t i) { return s_of(head) * ln(i + 1); };
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{s}, Causal{}, {.sinks = sinks});
+    attention({.q = q, .k = k, .v = v, .out = out, .sinks = sinks}, SSMax<float>{s}, Causal{});
     is("sinks",
        expected(of_q, of_k, of_v, from_0, c, {}, [&](index_t head, double) { return sink_of(head); }));
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{s}, Causal{},
-                     {.sinks = sinks, .scaled_sinks = true});
+    attention({.q = q, .k = k, .v = v, .out = out, .sinks = sinks, .scaled_sinks = true}, SSMax<float>{s},
+              Causal{});
     is("scaled sinks", expected(of_q, of_k, of_v, from_0, c, {},
                                 [&](index_t head, double by) { return by * sink_of(head); }));
     const std::vector<float> zeros(kHeads);
-    attention<float>({.q = q, .k = k, .v = v, .out = out}, Softmax{}, Causal{}, {.sinks = zeros});
+    attention({.q = q, .k = k, .v = v, .out = out, .sinks = zeros}, Softmax{}, Causal{});
     is("softmax off by one",
        expected(of_q, of_k, of_v, from_0, one, {}, [](index_t, double) { return 0.0; }));
   }

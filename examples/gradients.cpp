@@ -35,23 +35,23 @@ struct ParameterGradients {
 };
 
 void forward(const Tensors& x, const Parameters& p) {
-  attention<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .lse = x.lse}, SSMax<float>{p.s, p.b},
-                   Causal{}, Alibi{p.slopes}, {.sinks = p.sinks});
+  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .lse = x.lse, .sinks = p.sinks},
+            SSMax<float>{p.s, p.b}, Causal{}, Alibi{p.slopes});
 }
 
 // Adds to the gradients of the parameters: set them to 0 before the first call of a step.
 void backward(const Tensors& x, const Parameters& p, const ParameterGradients& g) {
-  attention_backward<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .lse = x.lse},
-                            {.dout = x.dout, .dq = x.dq, .dk = x.dk, .dv = x.dv, .dsinks = g.dsinks},
-                            SSMax<float>{p.s, p.b}.gradient(g.ds, g.db), Causal{},
-                            Alibi{p.slopes}.gradient(g.dslopes), {.sinks = p.sinks});
+  attention_backward({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .lse = x.lse, .sinks = p.sinks},
+                     {.dout = x.dout, .dq = x.dq, .dk = x.dk, .dv = x.dv, .dsinks = g.dsinks},
+                     SSMax<float>{p.s, p.b}.gradient(g.ds, g.db), Causal{},
+                     Alibi{p.slopes}.gradient(g.dslopes));
 }
 
 // Adds to dq, dk and dv as well.
 void backward_accumulated(const Tensors& x, const Parameters& p) {
-  attention_backward<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .lse = x.lse},
-                            {.dout = x.dout, .dq = x.dq, .dk = x.dk, .dv = x.dv, .accumulate = true},
-                            SSMax<float>{p.s, p.b}, Causal{}, Alibi{p.slopes}, {.sinks = p.sinks});
+  attention_backward({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .lse = x.lse, .sinks = p.sinks},
+                     {.dout = x.dout, .dq = x.dq, .dk = x.dk, .dv = x.dv, .accumulate = true},
+                     SSMax<float>{p.s, p.b}, Causal{}, Alibi{p.slopes});
 }
 
 namespace {

@@ -41,22 +41,20 @@ Qkv packed(float* qkv, index_t heads, index_t kv_heads, index_t tokens, index_t 
 
 // Queries and the result are float. Keys and values are stored as half.
 void half_keys(View<const float, 4> q, View<const half, 4> k, View<const half, 4> v, View<float, 4> out) {
-  attention<Elements<float, half, half, float>>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{0.43f},
-                                                Causal{});
+  attention({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{0.43f}, Causal{});
 }
 
 // `keys` holds rotated keys, each rotated once when it was stored. Rotates the query, and passes no rope.
 void next_token_rotated(View<const float, 4> q, View<float, 4> rotated_q, View<const float, 4> keys,
                         View<const float, 4> values, View<float, 4> out, const Rope<float>& tables) {
   rope(q, rotated_q, tables, keys.extent(2) - 1);  // the position of the new token
-  attention<float>({.q = rotated_q, .k = keys, .v = values, .out = out}, SSMax<float>{0.43f}, Causal{});
+  attention({.q = rotated_q, .k = keys, .v = values, .out = out}, SSMax<float>{0.43f}, Causal{});
 }
 
 // `keys` holds keys without rotation. The call rotates the query and every key.
 void next_token_unrotated(View<const float, 4> q, View<const float, 4> keys, View<const float, 4> values,
                           View<float, 4> out, const Rope<float>& tables) {
-  attention<float>({.q = q, .k = keys, .v = values, .out = out}, SSMax<float>{0.43f}, Causal{},
-                   {.rope = &tables});
+  attention({.q = q, .k = keys, .v = values, .out = out, .rope = &tables}, SSMax<float>{0.43f}, Causal{});
 }
 
 namespace {
@@ -87,7 +85,7 @@ double difference(const View<float, 4>& a, const View<float, 4>& b) {
 
 void attend(const View<float, 4>& q, const View<float, 4>& k, const View<float, 4>& v,
             const View<float, 4>& out) {
-  attention<float>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{0.43f}, Causal{});
+  attention({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{0.43f}, Causal{});
 }
 
 struct Memory {

@@ -21,39 +21,44 @@ struct Tensors {
 // A window of 16 keys in padded sequences, capped logits, SSMax.
 void window_in_padded_sequences(const Tensors& x, std::span<const float> s,
                                 std::span<const index_t> lengths) {
-  attention<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, SSMax<float>{s},
-                   SlidingWindow{15} & KeyLengths{lengths}, Softcap{50});
+  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, SSMax<float>{s},
+            SlidingWindow{15} & KeyLengths{lengths}, Softcap{50});
 }
 
 // The first 4 keys and the last 16. Each head also has a learned sink.
 void window_with_sinks(const Tensors& x, std::span<const float> s, std::span<const float> sinks) {
-  attention<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, SSMax<float>{s}, SinkWindow{4, 16},
-                   {.sinks = sinks});
+  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .sinks = sinks}, SSMax<float>{s}, SinkWindow{4, 16});
 }
 
 // The logits are capped first. Then ALiBi adds slope · (key position - query position). The slopes are doubles.
 void capped_then_alibi(const Tensors& x, std::span<const double> slopes) {
-  attention<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Softmax{}, Causal{},
-                   Softcap{50} | Alibi{slopes});
+  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Softmax{}, Causal{}, Softcap{50} | Alibi{slopes});
 }
 
 // An additive mask [batch, head, query, key] that is -inf at keys to leave out: Finite masks these keys, Bias adds
 // the other numbers.
 void additive_mask(const Tensors& x, View<const float, 4> additive) {
-  attention<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Softmax{}, Finite(additive), Bias(additive));
+  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Softmax{}, Finite(additive), Bias(additive));
 }
 
 // Keys of the same parity as the query: any function of query and key. Causal limits the keys that it is called for.
 void every_second_key(const Tensors& x) {
   const auto same_parity = [](const Query& query, index_t key) { return (query.position() - key) % 2 == 0; };
-  attention<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Softmax{}, Causal{} & Where(same_parity));
+  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Softmax{}, Causal{} & Where(same_parity));
 }
 
 // Options are members of one struct. Name the ones that you need, in the order of the struct.
 void with_options(const Tensors& x, const Rope<float>& rope, std::span<const float> sinks,
                   Workspace& workspace) {
-  attention<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Softmax{}, Causal{},
-                   {.scale = 0.25, .rope = &rope, .sinks = sinks, .workspace = &workspace});
+  attention({.q = x.q,
+             .k = x.k,
+             .v = x.v,
+             .out = x.out,
+             .scale = 0.25,
+             .rope = &rope,
+             .sinks = sinks,
+             .workspace = &workspace},
+            Softmax{}, Causal{});
 }
 
 // Attention over two halves of the keys, each with a state of its own, and the result of both.
@@ -64,16 +69,16 @@ void two_halves(const Tensors& x, const AttentionState<float>& first, const Atte
                                 {all.stride(0), all.stride(1), all.stride(2), 1});
   };
   const SSMax<float> scaling{0.43f};
-  attention_partial<float>(
-      {.q = x.q, .k = part(x.k, 0, middle), .v = part(x.v, 0, middle), .keys = keys, .state = first}, scaling,
-      Causal{});
-  attention_partial<float>({.q = x.q,
-                            .k = part(x.k, middle, keys - middle),
-                            .v = part(x.v, middle, keys - middle),
-                            .first_key = middle,
-                            .keys = keys,
-                            .state = second},
-                           scaling, Causal{});
+  attention(
+      {.q = x.q, .k = part(x.k, 0, middle), .v = part(x.v, 0, middle), .state = first, .all_keys = keys},
+      scaling, Causal{});
+  attention({.q = x.q,
+             .k = part(x.k, middle, keys - middle),
+             .v = part(x.v, middle, keys - middle),
+             .state = second,
+             .first_key = middle,
+             .all_keys = keys},
+            scaling, Causal{});
   merge(first, second);
   finish(first, x.out);
 }

@@ -115,12 +115,13 @@ struct AttentionLayer {
     heads.resize(x.rows(), shape.width());
     lse.resize(batch.sequences * shape.heads, batch.length);
     const Heads of = by_heads(rows, shape, batch);
-    ssmax::attention<float>({.q = of.q,
-                             .k = of.k,
-                             .v = of.v,
-                             .out = result_view(heads, shape, batch),
-                             .lse = lse_view(shape, batch)},
-                            scaling.forward(), ssmax::Causal{}, {.rope = &rope}, pool);
+    ssmax::attention({.q = of.q,
+                      .k = of.k,
+                      .v = of.v,
+                      .out = result_view(heads, shape, batch),
+                      .lse = lse_view(shape, batch),
+                      .rope = &rope},
+                     scaling.forward(), ssmax::Causal{}, pool);
     out.forward(heads, added, pool);
     x += added;
   }
@@ -132,14 +133,15 @@ struct AttentionLayer {
     Matrix drows(dx.rows(), shape.qkv_width());
     out.backward(heads, dx, dheads, pool);
     const Heads of = by_heads(rows, shape, batch), gradients = by_heads(drows, shape, batch);
-    ssmax::attention_backward<float>(
+    ssmax::attention_backward(
         {.q = of.q,
          .k = of.k,
          .v = of.v,
          .out = result_view(heads, shape, batch),
-         .lse = lse_view(shape, batch)},
+         .lse = lse_view(shape, batch),
+         .rope = &rope},
         {.dout = result_view(dheads, shape, batch), .dq = gradients.q, .dk = gradients.k, .dv = gradients.v},
-        scaling.backward(), ssmax::Causal{}, {.rope = &rope}, pool);
+        scaling.backward(), ssmax::Causal{}, pool);
     qkv.backward(normal, drows, dnormal, pool);
     norm.backward(normal, dnormal, dx);
   }

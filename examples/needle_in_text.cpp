@@ -167,11 +167,12 @@ Mass attend(const Task& task, const Context& context, double gain, const Scaling
   const auto n = static_cast<index_t>(context.n);
   const auto width = static_cast<index_t>(task.query.size());
   float out[2];
-  ssmax::attention<float>({.q = {task.query.data(), {1, 1, 1, width}},
-                           .k = {context.keys.data(), {1, 1, n, width}},
-                           .v = {context.values.data(), {1, 1, n, 2}},
-                           .out = {out, {1, 1, 1, 2}}},
-                          scaling, ssmax::Causal{}, {.scale = gain});
+  ssmax::attention({.q = {task.query.data(), {1, 1, 1, width}},
+                    .k = {context.keys.data(), {1, 1, n, width}},
+                    .v = {context.values.data(), {1, 1, n, 2}},
+                    .out = {out, {1, 1, 1, 2}},
+                    .scale = gain},
+                   scaling, ssmax::Causal{});
   return {static_cast<double>(out[0]), static_cast<double>(out[1])};
 }
 

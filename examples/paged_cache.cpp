@@ -21,10 +21,13 @@ struct Step {
 
 void compute(PagedKvCache<bfloat16>& cache, const Step& step, index_t heads, const Rope<float>& rope) {
   cache.append(step.k, step.v, step.sequences, &rope);
-  decode<float>(
-      {.q = heads_view(step.q, heads), .out = heads_view(step.out, heads)}, cache.source(step.ids),
-      SSMax<float>{0.43f}, Causal{},
-      {.rope = &rope, .batch_invariant = true, .lengths = SequenceLengths::packed_queries(step.cumulative)});
+  attention({.q = heads_view(step.q, heads),
+             .keys = cache.source(step.ids),
+             .out = heads_view(step.out, heads),
+             .rope = &rope,
+             .batch_invariant = true,
+             .lengths = SequenceLengths::packed_queries(step.cumulative)},
+            SSMax<float>{0.43f}, Causal{});
 }
 
 // Removes idle sequences, the last one first, until enough pages are free for the step.
@@ -81,9 +84,12 @@ std::vector<float> expected(KvCache<bfloat16>& cache, const Tokens& tokens, inde
   };
   std::vector<float> out(static_cast<std::size_t>(count * kHeads * kWidth));
   cache.append(rows(tokens.k, kKvHeads), rows(tokens.v, kKvHeads), &rope);
-  decode<float>({.q = rows(tokens.q, kHeads),
-                 .out = heads_view(View<float, 2>(out.data(), {count, kHeads * kWidth}), kHeads)},
-                cache, SSMax<float>{0.43f}, Causal{}, {.rope = &rope, .batch_invariant = true});
+  attention({.q = rows(tokens.q, kHeads),
+             .keys = cache,
+             .out = heads_view(View<float, 2>(out.data(), {count, kHeads * kWidth}), kHeads),
+             .rope = &rope,
+             .batch_invariant = true},
+            SSMax<float>{0.43f}, Causal{});
   return out;
 }
 

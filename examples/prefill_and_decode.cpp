@@ -22,11 +22,12 @@ int main() {
   ThreadPool pool(2);
 
   // Everything at once, as in training or for a prompt.
-  attention<float>({.q = positions(q, heads, 0, total),
-                    .k = positions(k, kv_heads, 0, total),
-                    .v = positions(v, kv_heads, 0, total),
-                    .out = positions(expected, heads, 0, total)},
-                   scaling, Causal{}, {.rope = &rope}, pool);
+  attention({.q = positions(q, heads, 0, total),
+             .k = positions(k, kv_heads, 0, total),
+             .v = positions(v, kv_heads, 0, total),
+             .out = positions(expected, heads, 0, total),
+             .rope = &rope},
+            scaling, Causal{}, pool);
 
   // Token by token. n and positions come from the cache.
   KvCache<bfloat16> cache({.kv_heads = kv_heads, .width = d, .capacity = total});
@@ -34,8 +35,11 @@ int main() {
   float worst = 0;
   for (index_t token = prompt; token < total; ++token) {
     cache.append(positions(k, kv_heads, token, 1), positions(v, kv_heads, token, 1), &rope);
-    decode<float>({.q = positions(q, heads, token, 1), .out = View<float, 4>(out.data(), {1, heads, 1, d})},
-                  cache, scaling, Causal{}, {.rope = &rope}, pool);
+    attention({.q = positions(q, heads, token, 1),
+               .keys = cache,
+               .out = View<float, 4>(out.data(), {1, heads, 1, d}),
+               .rope = &rope},
+              scaling, Causal{}, pool);
     for (index_t i = 0; i < heads * d; ++i) {
       const float same = positions(expected, heads, token, 1)(0, i / d, 0, i % d);
       worst = std::max(worst, std::abs(out[static_cast<std::size_t>(i)] - same));

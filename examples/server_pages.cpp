@@ -34,8 +34,12 @@ void attend(const Server& server, const View<const float, 2>& q, const View<floa
   const PagedKeys keys(k, v, PageTable<std::int32_t>(table, server.lengths));
 
   const std::vector<index_t> cumulative{0, 40, 41};
-  decode<float>({.q = heads_view(q, kHeads), .out = heads_view(out, kHeads)}, keys, SSMax<float>{0.43f},
-                Causal{}, {.batch_invariant = true, .lengths = SequenceLengths::packed_queries(cumulative)});
+  attention({.q = heads_view(q, kHeads),
+             .keys = keys,
+             .out = heads_view(out, kHeads),
+             .batch_invariant = true,
+             .lengths = SequenceLengths::packed_queries(cumulative)},
+            SSMax<float>{0.43f}, Causal{});
 }
 
 // The pool of another server: keys and values in 8 bits. All keys have one factor, and all values have one.
@@ -50,7 +54,7 @@ void attend(const EightBitServer& server, const PageTable<std::int32_t>& table, 
   const View<const Fp8E4M3, 4> k(server.k.data(), {kPages, kPageSize, kKvHeads, kWidth}),
       v(server.v.data(), {kPages, kPageSize, kKvHeads, kWidth});
   const PagedKeys keys(k, v, table, KeyScales<3>::per_tensor(k, &server.k_scale, v, &server.v_scale));
-  decode<float>({.q = q, .out = out}, keys, SSMax<float>{0.43f});
+  attention({.q = q, .keys = keys, .out = out}, SSMax<float>{0.43f}, Causal{});
 }
 
 // A third pool: the keys of a page share a factor per kv head and channel, and each value has a factor per kv head.
@@ -67,7 +71,7 @@ void attend(const ChannelServer& server, const PageTable<std::int32_t>& table, c
   const View<const float, 3> of_channels(server.k_factors.data(), {kPages, kKvHeads, kWidth}),
       of_rows(server.v_factors.data(), {kPages, kPageSize, kKvHeads});
   const PagedKeys keys(k, v, table, {.v = of_rows}, {.k = of_channels});
-  decode<float>({.q = q, .out = out}, keys, SSMax<float>{0.43f});
+  attention({.q = q, .keys = keys, .out = out}, SSMax<float>{0.43f}, Causal{});
 }
 
 // Returns the error of a call over a pool in 8 bits, relative to the float pool whose numbers are rounded to 8 bits.
@@ -82,8 +86,8 @@ float error_of(const Pool& rounded, const Server& widened, const std::vector<flo
   std::vector<float> out(2 * kHeads * kWidth), expected(out);
   const View<const float, 4> q_view(q.data(), {2, kHeads, 1, kWidth});
   attend(rounded, table, q_view, {out.data(), {2, kHeads, 1, kWidth}});
-  decode<float>({.q = q_view, .out = {expected.data(), {2, kHeads, 1, kWidth}}}, PagedKeys(k, v, table),
-                SSMax<float>{0.43f});
+  attention({.q = q_view, .keys = PagedKeys(k, v, table), .out = {expected.data(), {2, kHeads, 1, kWidth}}},
+            SSMax<float>{0.43f}, Causal{});
   float worst = 0;
   for (std::size_t i = 0; i < out.size(); ++i) worst = std::max(worst, std::abs(out[i] - expected[i]));
   return worst;
@@ -161,8 +165,11 @@ int main() {
     std::vector<float> expected(static_cast<std::size_t>(queries * kHeads * kWidth));
     const View<const float, 2> own_q(q.data() + first, {queries, kHeads * kWidth});
     const View<float, 2> own_out(expected.data(), {queries, kHeads * kWidth});
-    decode<float>({.q = heads_view(own_q, kHeads), .out = heads_view(own_out, kHeads)}, cache,
-                  SSMax<float>{0.43f}, Causal{}, {.batch_invariant = true});
+    attention({.q = heads_view(own_q, kHeads),
+               .keys = cache,
+               .out = heads_view(own_out, kHeads),
+               .batch_invariant = true},
+              SSMax<float>{0.43f}, Causal{});
     check.holds("pages are bit-identical to a cache",
                 std::equal(expected.begin(), expected.end(), out.begin() + first));
     first += queries * kHeads * kWidth;

@@ -16,7 +16,7 @@ void verify(KvCache<float>& cache, std::span<const index_t> parents, View<const 
             View<const float, 4> k, View<const float, 4> v, View<float, 4> out, const Rope<float>& rope) {
   const Tree tree(parents);
   cache.append(k, v, &rope, {}, tree.offsets());
-  decode<float>({.q = q, .out = out}, cache, SSMax<float>{0.43f}, tree, {.rope = &rope});
+  attention({.q = q, .keys = cache, .out = out, .rope = &rope}, SSMax<float>{0.43f}, tree);
 }
 
 // Keeps the keys of the accepted candidates, a branch from a root. Removes all other candidates.

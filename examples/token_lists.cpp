@@ -25,7 +25,7 @@ void attend(const std::vector<float>& k, const std::vector<float>& v, const std:
   const IndexedKeys keys(k_pool, v_pool, lists, lengths);
 
   const std::vector<float> c(kHeads, 0.43f * std::log(static_cast<float>(kTokens)));
-  decode<float>({.q = q, .out = out}, keys, PerQuery<float>{{c.data(), {1, kHeads, 1}}}, Full{});
+  attention({.q = q, .keys = keys, .out = out}, PerQuery<float>{{c.data(), {1, kHeads, 1}}}, Full{});
 }
 
 }  // namespace
@@ -53,11 +53,11 @@ int main() {
       own_v.insert(own_v.end(), v.begin() + row, v.begin() + row + kWidth);
     }
   }
-  attention<float>({.q = {q.data(), {1, kHeads, 1, kWidth}},
-                    .k = {own_k.data(), {1, kKvHeads, kChosen, kWidth}},
-                    .v = {own_v.data(), {1, kKvHeads, kChosen, kWidth}},
-                    .out = {expected.data(), {1, kHeads, 1, kWidth}}},
-                   Constant{0.43f * std::log(static_cast<float>(kTokens))});
+  attention({.q = {q.data(), {1, kHeads, 1, kWidth}},
+             .k = {own_k.data(), {1, kKvHeads, kChosen, kWidth}},
+             .v = {own_v.data(), {1, kKvHeads, kChosen, kWidth}},
+             .out = {expected.data(), {1, kHeads, 1, kWidth}}},
+            Constant{0.43f * std::log(static_cast<float>(kTokens))});
   float worst = 0;
   for (std::size_t i = 0; i < out.size(); ++i) worst = std::max(worst, std::abs(out[i] - expected[i]));
   examples::Check check;

@@ -31,20 +31,19 @@ void attention_in_training(const Layer& x, std::span<const float> s, std::span<f
                            const Rope<float>& rope, ThreadPool& pool) {
   const SSMax<float> scaling{s};
   const Softcap score{50};
-  attention<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .lse = x.lse}, scaling, Causal{}, score,
-                   {.rope = &rope}, pool);
+  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .lse = x.lse, .rope = &rope}, scaling, Causal{},
+            score, pool);
   // Here the rest of the model makes dout of out.
-  attention_backward<float>({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .lse = x.lse},
-                            {.dout = x.dout, .dq = x.dq, .dk = x.dk, .dv = x.dv}, scaling.gradient(ds),
-                            Causal{}, score, {.rope = &rope}, pool);
+  attention_backward({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .lse = x.lse, .rope = &rope},
+                     {.dout = x.dout, .dq = x.dq, .dk = x.dk, .dv = x.dv}, scaling.gradient(ds), Causal{},
+                     score, pool);
 }
 
 // Returns whether the call multiplies in bfloat16, and prints why not.
 bool multiplies_in_bfloat16(View<const bfloat16, 4> q, View<const bfloat16, 4> k, View<const bfloat16, 4> v,
                             View<bfloat16, 4> out) {
   Explanation explanation;
-  attention<bfloat16>({.q = q, .k = k, .v = v, .out = out}, Softmax{}, Causal{},
-                      {.explanation = &explanation});
+  attention({.q = q, .k = k, .v = v, .out = out, .explanation = &explanation}, Softmax{}, Causal{});
   std::puts(to_string(explanation).c_str());
   return explanation.path == Path::prefill_bf16 || explanation.path == Path::decode_bf16;
 }
@@ -53,8 +52,8 @@ bool multiplies_in_bfloat16(View<const bfloat16, 4> q, View<const bfloat16, 4> k
 void packed_attention(View<const float, 2> qkv, View<float, 2> out, index_t heads, index_t kv_heads,
                       std::span<const float> s) {
   const auto [q, k, v] = qkv_views(qkv, heads, kv_heads);
-  attention<float>({.q = q, .k = k, .v = v, .out = heads_view(out, heads)}, SSMax<float>{s}, Causal{}, {},
-                   DefaultExecutor{});
+  attention({.q = q, .k = k, .v = v, .out = heads_view(out, heads)}, SSMax<float>{s}, Causal{},
+            DefaultExecutor{});
 }
 
 // keys and values [tokens so far, kv_heads·d] are the caller's; their last rows are those of the new token.
@@ -76,7 +75,7 @@ void next_of_stream(KvCache<float>& ring, View<const float, 4> q, View<const flo
                     View<const float, 4> v, View<float, 4> out, std::span<const float> s,
                     const Rope<float>& rope) {
   ring.append(k, v, &rope);  // one position
-  decode<float>({.q = q, .out = out}, ring, SSMax<float>{s}, SinkWindow{4, 512}, {.rope = &rope});
+  attention({.q = q, .keys = ring, .out = out, .rope = &rope}, SSMax<float>{s}, SinkWindow{4, 512});
 }
 
 namespace {
@@ -179,11 +178,12 @@ int main() {
       next_of_stream(ring, rows(0, token, 1), rows(1, token, 1), rows(2, token, 1),
                      {last.data(), {1, 1, 1, d}}, s, rope);
     }
-    attention<float>({.q = rows(0, 0, tokens),
-                      .k = rows(1, 0, tokens),
-                      .v = rows(2, 0, tokens),
-                      .out = {out.data(), {1, 1, tokens, d}}},
-                     SSMax<float>{s}, SinkWindow{4, 512}, {.rope = &rope});
+    attention({.q = rows(0, 0, tokens),
+               .k = rows(1, 0, tokens),
+               .v = rows(2, 0, tokens),
+               .out = {out.data(), {1, 1, tokens, d}},
+               .rope = &rope},
+              SSMax<float>{s}, SinkWindow{4, 512});
     for (std::size_t i = 0; i < last.size(); ++i) {
       check.near("the last token of a stream", static_cast<double>(last[i]),
                  static_cast<double>(out[out.size() - last.size() + i]), 1e-5);

@@ -167,14 +167,15 @@ class Decoder {
   void attend_one_by_one(const Step& step, const Cache& cache, const ssmax::SSMax<float>& scaling) {
     for (std::size_t b = 0; b < step.ids.size(); ++b) {
       const index_t first = step.cumulative[b];
-      ssmax::decode<float>(arguments(first, step.cumulative[b + 1] - first),
-                           cache.source(std::span(step.ids).subspan(b, 1)), scaling, ssmax::Causal{},
-                           {.rope = &model_.rope(), .workspace = &workspace_, .batch_invariant = true},
-                           pool_);
+      ssmax::attention(with(over(arguments(first, step.cumulative[b + 1] - first),
+                                 cache.source(std::span(step.ids).subspan(b, 1))),
+                            AttentionOptions<float>{
+                                .rope = &model_.rope(), .workspace = &workspace_, .batch_invariant = true}),
+                       scaling, ssmax::Causal{}, pool_);
     }
   }
 
-  ssmax::DecodeArguments<float> arguments(index_t first, index_t count) {
+  ssmax::AttentionArguments<float> arguments(index_t first, index_t count) {
     const ssmax::View<const float, 2> q(qkv_.data() + first * shape_.qkv_width(), {count, shape_.width()},
                                         {shape_.qkv_width(), 1});
     const ssmax::View<float, 2> out(heads_.data() + first * shape_.width(), {count, shape_.width()});

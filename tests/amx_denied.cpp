@@ -47,11 +47,11 @@ int main() {
   // A call of bfloat16 with 40 queries, which AMX would compute: the weights are equal, so out is v.
   const std::vector<ssmax::bfloat16> q(40 * 64, ssmax::bfloat16(1)), k(300 * 64, ssmax::bfloat16(0.5F));
   std::vector<ssmax::bfloat16> out(40 * 64);
-  ssmax::attention<ssmax::bfloat16>({.q = {q.data(), {1, 1, 40, 64}},
-                                     .k = {k.data(), {1, 1, 300, 64}},
-                                     .v = {k.data(), {1, 1, 300, 64}},
-                                     .out = {out.data(), {1, 1, 40, 64}}},
-                                    ssmax::LogN{});
+  ssmax::attention({.q = {q.data(), {1, 1, 40, 64}},
+                    .k = {k.data(), {1, 1, 300, 64}},
+                    .v = {k.data(), {1, 1, 300, 64}},
+                    .out = {out.data(), {1, 1, 40, 64}}},
+                   ssmax::LogN{});
   if (std::ranges::any_of(out, [](ssmax::bfloat16 x) { return static_cast<float>(x) != 0.5F; }))
     return fail("wrong result");
   std::printf("%s\n", ssmax::target_name(ssmax::active_target()));

@@ -20,7 +20,8 @@ TEST_CASE("throws for a null view with extents", "[attention][arguments]") {
   KvCache<float> cache({.kv_heads = 2, .width = 4, .capacity = 3});
   cache.append(call.k, call.v);
   check_refused({"decode: lse is null", "4"}, [&] {
-    ssmax::decode<float>({.q = call.q, .out = call.out, .lse = {nullptr, {1, 2, 2}}}, cache);
+    ssmax::attention({.q = call.q, .keys = cache, .out = call.out, .lse = {nullptr, {1, 2, 2}}},
+                     ssmax::Causal{});
   });
   const AttentionState<float> state{
       {call.in.data(), {1, 2, 2}}, {call.in.data() + 8, {1, 2, 2}}, {call.in.data() + 16, {1, 2, 2, 4}}};
@@ -41,12 +42,12 @@ TEST_CASE("throws for a null view with extents", "[attention][arguments]") {
     ssmax::cross_entropy<float>(y, targets, {nullptr, {2, 4}});
   });
   check_refused({"attention_backward: dlse"}, [&] {
-    ssmax::attention_backward<float>({.q = call.q, .k = call.k, .v = call.v, .out = call.q, .lse = state.sum},
-                                     {.dout = call.q,
-                                      .dlse = {nullptr, {0, 0, 2}},
-                                      .dq = call.out,
-                                      .dk = {call.to.data() + 16, {1, 2, 3, 4}},
-                                      .dv = {call.to.data() + 40, {1, 2, 3, 4}}});
+    ssmax::attention_backward({.q = call.q, .k = call.k, .v = call.v, .out = call.q, .lse = state.sum},
+                              {.dout = call.q,
+                               .dlse = {nullptr, {0, 0, 2}},
+                               .dq = call.out,
+                               .dk = {call.to.data() + 16, {1, 2, 3, 4}},
+                               .dv = {call.to.data() + 40, {1, 2, 3, 4}}});
   });
   CHECK(std::ranges::count(call.to, -7.0F) == 64);
 }
@@ -54,10 +55,9 @@ TEST_CASE("throws for a null view with extents", "[attention][arguments]") {
 TEST_CASE("accepts omitted views and null views without elements", "[attention][arguments]") {
   Call call;
   call.lse = {};
-  CHECK_NOTHROW(
-      ssmax::attention<float>({.q = call.q, .k = call.k, .v = call.v, .out = call.out, .lse = call.lse}));
+  CHECK_NOTHROW(ssmax::attention({.q = call.q, .k = call.k, .v = call.v, .out = call.out, .lse = call.lse}));
   const View<float, 4> no_queries(nullptr, {1, 2, 0, 4});
-  CHECK_NOTHROW(ssmax::attention<float>(
+  CHECK_NOTHROW(ssmax::attention(
       {.q = no_queries, .k = call.k, .v = call.v, .out = no_queries, .lse = {nullptr, {1, 2, 0}}}));
   const View<const float, 2> y(call.in.data(), {2, 4});
   CHECK_NOTHROW(
@@ -72,8 +72,8 @@ TEST_CASE("throws unless the count of parameters equals the count of heads", "[a
   const auto refuses = [&](std::initializer_list<std::string_view> words, const auto& scaling,
                            const ssmax::AttentionOptions<float>& options = {}) {
     check_refused(words, [&] {
-      ssmax::attention<float>({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, scaling, Full{},
-                              options);
+      ssmax::attention(with({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, options), scaling,
+                       Full{});
     });
   };
   for (const std::vector<float>* wrong : {&one, &three}) {
@@ -115,8 +115,9 @@ TEST_CASE("throws unless dsinks has one element per head", "[attention][backward
   const auto run = [&](std::span<const float> of_sinks, std::span<float> dsinks) {
     AttentionGradients<float> gradients = gradients_to(problem, result);
     gradients.dsinks = dsinks;
-    ssmax::attention_backward<float>(backward_arguments_of(problem, output), gradients, Softmax{}, Full{},
-                                     {.sinks = of_sinks});
+    ssmax::attention_backward(
+        backward_with(backward_arguments_of(problem, output), AttentionOptions<float>{.sinks = of_sinks}),
+        gradients, Softmax{}, Full{});
   };
   check_refused({"attention_backward: sinks has extent 3", "heads are 2"}, [&] { run(three, {}); });
   check_refused({"attention_backward: dsinks has extent 3", "heads are 2"}, [&] { run(sinks, three); });

@@ -167,15 +167,18 @@ TEST_CASE("a sink of +inf makes out 0 and lse +inf in attention, finish and deco
       };
       const AttentionState<float> state{
           {shift.data(), {1, 2, queries}}, {sum.data(), {1, 2, queries}}, {o.data(), {1, 2, queries, 5}}};
-      ssmax::attention_partial<float>(
-          {.q = problem.q_view(), .k = problem.k_view(), .v = problem.v_view(), .keys = 50, .state = state},
-          Softmax{}, Causal{});
+      ssmax::attention({.q = problem.q_view(),
+                        .k = problem.k_view(),
+                        .v = problem.v_view(),
+                        .state = state,
+                        .all_keys = 50},
+                       Softmax{}, Causal{});
       ssmax::finish<float>(state, to, to_lse, sinks);
       check();
       KvCache<float> cache({.kv_heads = 2, .width = 8, .value_width = 5, .capacity = 50});
       cache.append(problem.k_view(), problem.v_view());
-      ssmax::decode<float>({.q = problem.q_view(), .out = to, .lse = to_lse}, cache, Softmax{}, Causal{},
-                           {.sinks = sinks});
+      ssmax::attention({.q = problem.q_view(), .keys = cache, .out = to, .lse = to_lse, .sinks = sinks},
+                       Softmax{}, Causal{});
       check();
     });
   }

@@ -114,13 +114,13 @@ TEST_CASE("masks and biases throw for overflowing strides", "[attention][argumen
   Call call;
   const View<const float, 4> bias(call.in.data(), {1, 2, 2, 3}, {0, most / 2, 3, 1});
   check_refused({"Bias: bias has extent 2 and stride " + text(most / 2)}, [&] {
-    ssmax::attention<float>({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, Softmax{}, Full{},
-                            ssmax::Bias(bias));
+    ssmax::attention({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, Softmax{}, Full{},
+                     ssmax::Bias(bias));
   });
   const bool yes[12]{};
   const ssmax::MaskMatrix mask(View<const bool, 4>(yes, {1, 2, 2, 3}, {0, least, 3, 1}));
   check_refused({"MaskMatrix: visible", "stride " + text(least)}, [&] {
-    ssmax::attention<float>({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, Softmax{}, mask);
+    ssmax::attention({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, Softmax{}, mask);
   });
 }
 
@@ -132,12 +132,13 @@ TEST_CASE("a window works on the largest possible number of keys with stride 0",
       vs(v.data(), {1, 2, keys, 4}, {0, 0, 0, 1});
   for (const index_t threads : {index_t{1}, index_t{3}, most}) {
     std::ranges::fill(out, -7.0F);
-    ssmax::attention<float>({.q = {q.data(), {1, 2, 1, 4}},
-                             .k = ks,
-                             .v = vs,
-                             .out = {out.data(), {1, 2, 1, 4}},
-                             .lse = {lse.data(), {1, 2, 1}}},
-                            Softmax{}, ssmax::SlidingWindow(7), {.scale = 0}, Reverse{threads});
+    ssmax::attention({.q = {q.data(), {1, 2, 1, 4}},
+                      .k = ks,
+                      .v = vs,
+                      .out = {out.data(), {1, 2, 1, 4}},
+                      .lse = {lse.data(), {1, 2, 1}},
+                      .scale = 0},
+                     Softmax{}, ssmax::SlidingWindow(7), Reverse{threads});
     CHECK(out == std::vector<float>{1, 2, 3, 4, 1, 2, 3, 4});
     CHECK(std::abs(lse[0] - std::log(8.0F)) < 1e-6F);
   }
@@ -148,10 +149,9 @@ TEST_CASE("tensors without elements need no memory for their extents", "[attenti
   const index_t width = most / 2;
   const View<float, 4> none(nullptr, {1, 1, 0, width});
   const View<float, 3> no_lse(nullptr, {1, 1, 0});
-  CHECK_NOTHROW(ssmax::attention<float>({.q = none, .k = none, .v = none, .out = none, .lse = no_lse}));
-  CHECK_NOTHROW(
-      ssmax::attention_backward<float>({.q = none, .k = none, .v = none, .out = none, .lse = no_lse},
-                                       {.dout = none, .dq = none, .dk = none, .dv = none}));
+  CHECK_NOTHROW(ssmax::attention({.q = none, .k = none, .v = none, .out = none, .lse = no_lse}));
+  CHECK_NOTHROW(ssmax::attention_backward({.q = none, .k = none, .v = none, .out = none, .lse = no_lse},
+                                          {.dout = none, .dq = none, .dk = none, .dv = none}));
 }
 
 // ---- Sizes ------------------------------------------------------------------------------------------------
@@ -198,11 +198,15 @@ TEST_CASE("attention_partial throws for an overflowing number of keys", "[attent
   const AttentionState<float> state{
       {call.to.data(), {1, 2, 2}}, {call.to.data() + 8, {1, 2, 2}}, {call.to.data() + 16, {1, 2, 2, 4}}};
   check_refused({"attention_partial: keys are " + text(most), text(most / 2)}, [&] {
-    ssmax::attention_partial<float>(
-        {.q = call.q, .k = call.k, .v = call.v, .first_key = most - 3, .keys = most, .state = state});
+    ssmax::attention(
+        {.q = call.q, .k = call.k, .v = call.v, .state = state, .first_key = most - 3, .all_keys = most});
   });
-  CHECK_NOTHROW(ssmax::attention_partial<float>(
-      {.q = call.q, .k = call.k, .v = call.v, .first_key = most / 2 - 3, .keys = most / 2, .state = state}));
+  CHECK_NOTHROW(ssmax::attention({.q = call.q,
+                                  .k = call.k,
+                                  .v = call.v,
+                                  .state = state,
+                                  .first_key = most / 2 - 3,
+                                  .all_keys = most / 2}));
 }
 
 TEST_CASE("Workspace throws for an overflowing number of bytes", "[arguments]") {
@@ -243,8 +247,8 @@ TEST_CASE("decode accepts any concurrency", "[decode][arguments]") {
   cache.append(problem.k_view(), problem.v_view());
   std::vector<float> expected(32), out(32);
   const auto run = [&](std::vector<float>& to, const auto& executor) {
-    ssmax::decode<float>({.q = problem.q_view(), .out = {to.data(), {1, 4, 1, 8}}}, cache, Softmax{},
-                         Causal{}, {}, executor);
+    ssmax::attention({.q = problem.q_view(), .keys = cache, .out = {to.data(), {1, 4, 1, 8}}}, Softmax{},
+                     Causal{}, executor);
   };
   run(expected, ssmax::Serial{});
   for (const index_t threads : {least, index_t{0}, most}) {

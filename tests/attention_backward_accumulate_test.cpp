@@ -2,6 +2,7 @@
 // `accumulate` writes. Exception: for half and bfloat16, the expected gradient comes from a call in float.
 
 #include "attention_backward_problem.hpp"
+#include "call.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"
 
@@ -68,23 +69,23 @@ Result<R> differentiate(const Problem<T>& problem, const Output<T>& output, cons
   const std::vector<A> factors(result.ds.size(), A(0.4)), offsets(result.ds.size(), A(0.1));
   const std::array<index_t, 4> of_out{s.batch, s.heads, s.queries, s.dv};
   const std::array<index_t, 3> of_rows{s.batch, s.heads, s.queries};
-  ssmax::attention_backward<R>({.q = {q.data(), {s.batch, s.heads, s.queries, s.d}},
-                                .k = {k.data(), {s.batch, s.kv_heads, s.keys, s.d}},
-                                .v = {v.data(), {s.batch, s.kv_heads, s.keys, s.dv}},
-                                .out = {out.data(), of_out},
-                                .lse = {output.lse.data(), of_rows}},
-                               {.dout = {dout.data(), of_out},
-                                .dlse = {problem.dlse.data(), of_rows},
-                                .dq = result.dq.view(),
-                                .dk = result.dk.view(),
-                                .dv = result.dv.view(),
-                                .accumulate = accumulate},
-                               SSMax<A>(factors, offsets).gradient(result.ds, result.db), mask,
-                               {.rope = options.rope,
-                                .key_position = options.key_position,
-                                .float_products = options.float_products,
-                                .explanation = &explanation},
-                               executor);
+  ssmax::attention_backward<Compute<R>>({.q = {q.data(), {s.batch, s.heads, s.queries, s.d}},
+                                         .k = {k.data(), {s.batch, s.kv_heads, s.keys, s.d}},
+                                         .v = {v.data(), {s.batch, s.kv_heads, s.keys, s.dv}},
+                                         .out = {out.data(), of_out},
+                                         .lse = {output.lse.data(), of_rows},
+                                         .rope = options.rope,
+                                         .key_position = options.key_position,
+                                         .float_products = options.float_products,
+                                         .explanation = &explanation},
+                                        {.dout = {dout.data(), of_out},
+                                         .dlse = {problem.dlse.data(), of_rows},
+                                         .dq = result.dq.view(),
+                                         .dk = result.dk.view(),
+                                         .dv = result.dv.view(),
+                                         .accumulate = accumulate},
+                                        SSMax<A>(factors, offsets).gradient(result.ds, result.db), mask,
+                                        executor);
   const bool is_bf16 = std::same_as<R, ssmax::bfloat16> && has_bfloat16_products() && !options.float_products;
   if (s.queries > 0 && s.keys > 0)
     CHECK(explanation.path == (is_bf16 ? ssmax::Path::backward_bf16 : ssmax::Path::backward));
@@ -169,7 +170,7 @@ TEST_CASE("accumulate: NaN in old values stays in its channel", "[attention][bac
   result.dq[7] = result.dk[8] = result.dv[9] = nan<float>;
   AttentionGradients<float> gradients = gradients_to(problem, result);
   gradients.accumulate = true;
-  ssmax::attention_backward<float>(backward_arguments_of(problem, output), gradients, Softmax{}, Causal{});
+  ssmax::attention_backward(backward_arguments_of(problem, output), gradients, Softmax{}, Causal{});
   const auto nan_count = [](const std::vector<float>& numbers) {
     return std::ranges::count_if(numbers, [](float x) { return std::isnan(x); });
   };

@@ -1,5 +1,6 @@
 // attention_backward throws std::invalid_argument that names the argument and both extents, before it writes.
 
+#include "call.hpp"
 #include "refusal.hpp"
 #include "test.hpp"
 #include "untouched_memory.hpp"
@@ -27,7 +28,7 @@ struct Call : Memory {
 
   template <class S = Softmax, class M = Full, class C = Identity>
   void run(const S& scaling = {}, const M& mask = {}, const C& score = {}) {
-    ssmax::attention_backward<float>(a, g, scaling, mask, score, options);
+    ssmax::attention_backward(backward_with(a, options), g, scaling, mask, score);
   }
   template <class S = Softmax, class M = Full, class C = Identity>
   void refuses(std::initializer_list<std::string_view> words, const S& scaling = {}, const M& mask = {},

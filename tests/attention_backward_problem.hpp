@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "catch.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
@@ -71,7 +72,7 @@ struct Result {
 };
 
 template <class T>
-BackwardArguments<T> backward_arguments_of(const Problem<T>& problem, const Output<T>& output) {
+BackwardArguments<Compute<T>> backward_arguments_of(const Problem<T>& problem, const Output<T>& output) {
   return {.q = problem.q_view(),
           .k = problem.k_view(),
           .v = problem.v_view(),
@@ -81,7 +82,7 @@ BackwardArguments<T> backward_arguments_of(const Problem<T>& problem, const Outp
 
 /// The gradients of a call that writes `result`, without `dsinks`.
 template <class T>
-AttentionGradients<T> gradients_to(const Problem<T>& problem, Result<T>& result) {
+AttentionGradients<Compute<T>> gradients_to(const Problem<T>& problem, Result<T>& result) {
   const Shape& s = problem.shape;
   return {.dout = problem.dout_view(),
           .dlse = problem.dlse_view(),
@@ -97,10 +98,10 @@ Result<T> backward(const Problem<T>& problem, const Output<T>& output, const S& 
   Result<T> result(problem, options.sinks.size());
   AttentionOptions<T> explained = options;
   explained.explanation = &result.explanation;
-  AttentionGradients<T> gradients = gradients_to(problem, result);
+  AttentionGradients<Compute<T>> gradients = gradients_to(problem, result);
   gradients.dsinks = result.dsinks;
-  ssmax::attention_backward<T>(backward_arguments_of(problem, output), gradients, scaling, mask, score,
-                               explained, executor);
+  ssmax::attention_backward<Compute<T>>(backward_with(backward_arguments_of(problem, output), explained),
+                                        gradients, scaling, mask, score, executor);
   return result;
 }
 

@@ -2,6 +2,7 @@
 // all parameters.
 
 #include "attention_backward_problem.hpp"
+#include "call.hpp"
 #include "score_formulas.hpp"
 #include "test.hpp"
 
@@ -301,8 +302,8 @@ TEST_CASE("dsinks is accumulated and optional", "[attention][backward][scores][s
       Result<float> result(problem, 4);
       AttentionGradients<float> gradients = gradients_to(problem, result);
       if (wanted) gradients.dsinks = dsinks;
-      ssmax::attention_backward<float>(backward_arguments_of(problem, output), gradients, Softmax{}, Causal{},
-                                       options);
+      ssmax::attention_backward(backward_with(backward_arguments_of(problem, output), options), gradients,
+                                Softmax{}, Causal{});
       result.dsinks = expected.dsinks;
       CHECK(result == expected);
     }

@@ -2,6 +2,7 @@
 // around the borders of its blocks, element types, scalings, the scale and rope.
 
 #include "attention_backward_problem.hpp"
+#include "call.hpp"
 #include "own_policies.hpp"
 #include "test.hpp"
 
@@ -124,7 +125,7 @@ TEST_CASE("backward without a score, mask or scaling, and on empty inputs", "[at
   const Output<float> output = run(problem, Softmax{}, Full{});
   const Result<float> expected = run_backward(problem, Softmax{}, Full{});
   Result<float> result(problem);
-  ssmax::attention_backward<float>(backward_arguments_of(problem, output), gradients_to(problem, result));
+  ssmax::attention_backward(backward_arguments_of(problem, output), gradients_to(problem, result));
   CHECK(result == expected);
 }
 
@@ -133,16 +134,17 @@ TEST_CASE("keys are not rotated if there are no query heads", "[attention][backw
   const ssmax::Rope<float> rope({.width = 4}, 2);  // too wide and too short for the call
   const Problem<float> problem(Shape{1, 0, 1, 5, 5, 2, 3});
   std::vector<float> dk(10, -1.0F), dv(15, -1.0F);
-  ssmax::attention_backward<float>({.q = problem.q_view(),
-                                    .k = problem.k_view(),
-                                    .v = problem.v_view(),
-                                    .out = {nullptr, {1, 0, 5, 3}},
-                                    .lse = {nullptr, {1, 0, 5}}},
-                                   {.dout = {nullptr, {1, 0, 5, 3}},
-                                    .dq = {nullptr, {1, 0, 5, 2}},
-                                    .dk = {dk.data(), {1, 1, 5, 2}},
-                                    .dv = {dv.data(), {1, 1, 5, 3}}},
-                                   Softmax{}, ssmax::Documents(offsets, true), {.rope = &rope});
+  ssmax::attention_backward({.q = problem.q_view(),
+                             .k = problem.k_view(),
+                             .v = problem.v_view(),
+                             .out = {nullptr, {1, 0, 5, 3}},
+                             .lse = {nullptr, {1, 0, 5}},
+                             .rope = &rope},
+                            {.dout = {nullptr, {1, 0, 5, 3}},
+                             .dq = {nullptr, {1, 0, 5, 2}},
+                             .dk = {dk.data(), {1, 1, 5, 2}},
+                             .dv = {dv.data(), {1, 1, 5, 3}}},
+                            Softmax{}, ssmax::Documents(offsets, true));
   CHECK(std::ranges::all_of(dk, [](float x) { return same_bits(x, 0.0F); }));
   CHECK(std::ranges::all_of(dv, [](float x) { return same_bits(x, 0.0F); }));
 }

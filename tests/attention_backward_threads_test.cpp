@@ -5,6 +5,7 @@
 
 #include "allocation_count.hpp"
 #include "attention_backward_problem.hpp"
+#include "call.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"
 
@@ -256,10 +257,10 @@ struct Prepared {
   }
   template <class E = ssmax::Serial>
   void operator()(E&& executor = E{}) {
-    AttentionGradients<T> gradients = gradients_to(problem, result);
+    AttentionGradients<Compute<T>> gradients = gradients_to(problem, result);
     gradients.dsinks = dsinks;
-    ssmax::attention_backward<T>(backward_arguments_of(problem, output), gradients, scaling(), mask(),
-                                 score(), options, executor);
+    ssmax::attention_backward<Compute<T>>(backward_with(backward_arguments_of(problem, output), options),
+                                          gradients, scaling(), mask(), score(), executor);
   }
 };
 

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"
 
@@ -98,11 +99,14 @@ TEST_CASE("a cache with RoPE on the bf16 path differs from float by the rounding
       std::vector<bfloat16> out(q.size());
       std::vector<float> lse(queries);
       ssmax::Explanation explanation;
-      ssmax::decode<bfloat16>({.q = {q.data(), {1, 1, queries, d}},
-                               .out = {out.data(), {1, 1, queries, d}},
-                               .lse = {lse.data(), {1, 1, queries}}},
-                              cache, Constant{10}, Causal{},
-                              {.rope = &rope, .float_products = float_products, .explanation = &explanation});
+      ssmax::attention({.q = {q.data(), {1, 1, queries, d}},
+                        .keys = cache,
+                        .out = {out.data(), {1, 1, queries, d}},
+                        .lse = {lse.data(), {1, 1, queries}},
+                        .rope = &rope,
+                        .float_products = float_products,
+                        .explanation = &explanation},
+                       Constant{10}, Causal{});
       CHECK(explanation.path == (float_products ? ssmax::Path::prefill : ssmax::Path::prefill_bf16));
       return lse;
     };
@@ -342,11 +346,11 @@ TEST_CASE("the bf16 path is bit-identical for every alignment of the keys",
           (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64 / sizeof(bfloat16);
       bfloat16* k = memory.data() + to_aligned + offset;
       std::copy(problem.k.begin(), problem.k.end(), k);
-      ssmax::attention<bfloat16>({.q = {problem.q.data(), {1, shape.heads, shape.queries, shape.d}},
-                                  .k = {k, {1, shape.kv_heads, shape.keys, shape.d}},
-                                  .v = {problem.v.data(), {1, shape.kv_heads, shape.keys, shape.dv}},
-                                  .out = {out.data(), {1, shape.heads, shape.queries, shape.dv}}},
-                                 ssmax::Softmax{}, ssmax::Full{});
+      ssmax::attention({.q = {problem.q.data(), {1, shape.heads, shape.queries, shape.d}},
+                        .k = {k, {1, shape.kv_heads, shape.keys, shape.d}},
+                        .v = {problem.v.data(), {1, shape.kv_heads, shape.keys, shape.dv}},
+                        .out = {out.data(), {1, shape.heads, shape.queries, shape.dv}}},
+                       ssmax::Softmax{}, ssmax::Full{});
       results.push_back(std::move(out));
     }
     for (const auto& result : results)

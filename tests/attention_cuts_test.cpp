@@ -1,6 +1,7 @@
 // Queries split into several calls are bit-identical to one call if each call has more than 16 queries per kv head.
 
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::attention_cuts_test {
@@ -11,21 +12,23 @@ void run_part(const Problem<T>& problem, index_t begin, index_t end, bool whole,
               const C& score, const AttentionOptions<T>& options, Output<T>& output) {
   const Shape& s = problem.shape;
   const index_t keys = whole ? s.keys : s.keys - (s.queries - end), queries = end - begin;
-  ssmax::attention<T>(
-      {.q = {problem.q.data() + begin * s.d,
-             {s.batch, s.heads, queries, s.d},
-             {s.heads * s.queries * s.d, s.queries * s.d, s.d, 1}},
-       .k = {problem.k.data(),
-             {s.batch, s.kv_heads, keys, s.d},
-             {s.kv_heads * s.keys * s.d, s.keys * s.d, s.d, 1}},
-       .v = {problem.v.data(),
-             {s.batch, s.kv_heads, keys, s.dv},
-             {s.kv_heads * s.keys * s.dv, s.keys * s.dv, s.dv, 1}},
-       .out = {output.out.data() + begin * s.dv,
-               {s.batch, s.heads, queries, s.dv},
-               {s.heads * s.queries * s.dv, s.queries * s.dv, s.dv, 1}},
-       .lse = {output.lse.data() + begin, {s.batch, s.heads, queries}, {s.heads * s.queries, s.queries, 1}}},
-      SSMax<Compute<T>>{Compute<T>(0.7)}, mask, score, options);
+  ssmax::attention<Compute<T>>(with({.q = {problem.q.data() + begin * s.d,
+                                           {s.batch, s.heads, queries, s.d},
+                                           {s.heads * s.queries * s.d, s.queries * s.d, s.d, 1}},
+                                     .k = {problem.k.data(),
+                                           {s.batch, s.kv_heads, keys, s.d},
+                                           {s.kv_heads * s.keys * s.d, s.keys * s.d, s.d, 1}},
+                                     .v = {problem.v.data(),
+                                           {s.batch, s.kv_heads, keys, s.dv},
+                                           {s.kv_heads * s.keys * s.dv, s.keys * s.dv, s.dv, 1}},
+                                     .out = {output.out.data() + begin * s.dv,
+                                             {s.batch, s.heads, queries, s.dv},
+                                             {s.heads * s.queries * s.dv, s.queries * s.dv, s.dv, 1}},
+                                     .lse = {output.lse.data() + begin,
+                                             {s.batch, s.heads, queries},
+                                             {s.heads * s.queries, s.queries, 1}}},
+                                    options),
+                               SSMax<Compute<T>>{Compute<T>(0.7)}, mask, score);
 }
 
 constexpr std::array<Shape, 4> shapes{{

@@ -1,5 +1,6 @@
 // attention throws std::invalid_argument that names the argument, before it writes.
 
+#include "call.hpp"
 #include "test.hpp"
 #include "untouched_memory.hpp"
 
@@ -19,7 +20,7 @@ struct Call : Memory {
   template <class S = Softmax, class M = Full, class C = Identity>
   void run(const S& scaling = {}, const M& mask = {}, const C& score = {},
            const AttentionOptions<float>& options = {}) const {
-    ssmax::attention<float>({.q = q, .k = k, .v = v, .out = out, .lse = lse}, scaling, mask, score, options);
+    ssmax::attention(with({.q = q, .k = k, .v = v, .out = out, .lse = lse}, options), scaling, mask, score);
   }
   template <class M = Full, class C = Identity>
   void refuses(std::initializer_list<std::string_view> words, const M& mask = {}, const C& score = {},
@@ -185,9 +186,9 @@ TEST_CASE("attention throws for document positions beyond the rope", "[attention
   // Four queries and two keys: the first two queries would precede the document.
   call.refuses({"q has position -2", "first is 0"}, ssmax::Documents(queries, short_keys, true), Identity{},
                {.rope = &enough});
-  CHECK_NOTHROW(
-      ssmax::attention<float>({.q = call.q, .k = call.k, .v = call.v, .out = call.out, .lse = call.lse},
-                              Softmax{}, ssmax::Documents(queries, keys, true), {.rope = &enough}));
+  CHECK_NOTHROW(ssmax::attention(
+      {.q = call.q, .k = call.k, .v = call.v, .out = call.out, .lse = call.lse, .rope = &enough}, Softmax{},
+      ssmax::Documents(queries, keys, true)));
 }
 
 }  // namespace attention_errors_test

@@ -56,11 +56,11 @@ TEST_CASE("attention over 131072 positions allocates about 1 MiB", "[attention][
   ssmax::ThreadPool pool(2);
   const auto call = [&](auto&& executor) {
     const long long before = allocated_bytes();
-    ssmax::attention<float>({.q = {q.data(), extents},
-                             .k = {k.data(), extents},
-                             .v = {v.data(), extents},
-                             .out = {out.data(), extents}},
-                            SSMax<float>{0.5F}, SlidingWindow(left), {}, executor);
+    ssmax::attention({.q = {q.data(), extents},
+                      .k = {k.data(), extents},
+                      .v = {v.data(), extents},
+                      .out = {out.data(), extents}},
+                     SSMax<float>{0.5F}, SlidingWindow(left), executor);
     return allocated_bytes() - before;
   };
   CHECK(call(pool) <= (64LL << 20));
@@ -85,11 +85,11 @@ TEST_CASE("one query on 131072 keys, split between threads", "[attention][slow]"
   const std::array<index_t, 4> one{1, 1, 1, width}, all{1, 1, positions, width};
   ssmax::ThreadPool pool(4);
   const long long before = allocated_bytes();
-  ssmax::attention<float>(
+  ssmax::attention(
       {.q = {q.data(), one}, .k = {k.data(), all}, .v = {v.data(), all}, .out = {shared.data(), one}},
-      SSMax<float>{0.5F}, Causal{}, {}, pool);
+      SSMax<float>{0.5F}, Causal{}, pool);
   CHECK(allocated_bytes() - before <= (64LL << 20));
-  ssmax::attention<float>(
+  ssmax::attention(
       {.q = {q.data(), one}, .k = {k.data(), all}, .v = {v.data(), all}, .out = {out.data(), one}},
       SSMax<float>{0.5F}, Causal{});
   CHECK(same_bits(shared, out));
@@ -160,7 +160,7 @@ void check_offsets(const Shape& s, std::size_t dimension) {
   copy(problem.k, k);
   copy(problem.v, v);
   const Output<T> expected = run(problem, SSMax<float>{}, Causal{});
-  ssmax::attention<T>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{}, Causal{});
+  ssmax::attention<Compute<T>>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{}, Causal{});
   auto value = expected.out.begin();
   int wrong = 0;
   for (index_t b = 0; b < s.batch; ++b) {

@@ -32,11 +32,12 @@ void check_placed(const Shape& s, const std::array<std::size_t, 3>& order, index
   k.fill(problem.k);
   v.fill(problem.v);
   const Output<T> expected = run(problem, scaling, Causal{});
-  ssmax::attention<T>({.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view()}, scaling, Causal{});
+  ssmax::attention<Compute<T>>({.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view()}, scaling,
+                               Causal{});
   CHECK(out.differences(expected.out, untouched) == 0);
   // Rows of lse have gaps as well.
   Placed<Compute<T>> lse({1, s.batch, s.heads, s.queries}, {2, 1, 0}, gap, {}, Compute<T>(-1234));
-  ssmax::attention<T>(
+  ssmax::attention<Compute<T>>(
       {.q = q.view(),
        .k = k.view(),
        .v = v.view(),
@@ -47,7 +48,8 @@ void check_placed(const Shape& s, const std::array<std::size_t, 3>& order, index
   CHECK(lse.differences(expected.lse, Compute<T>(-1234)) == 0);
   if (s.d != s.dv) return;
   static ssmax::ThreadPool three(3);
-  attention<T>({.q = q.view(), .k = k.view(), .v = v.view(), .out = q.view()}, scaling, Causal{}, {}, three);
+  attention<Compute<T>>({.q = q.view(), .k = k.view(), .v = v.view(), .out = q.view()}, scaling, Causal{},
+                        three);
   CHECK(q.differences(expected.out, between) == 0);
 }
 
@@ -83,7 +85,7 @@ TEST_CASE("columns of a packed qkv", "[attention][layouts]") {
       qkv.fill(problem);
       const Output<float> expected = run(problem, SSMax<float>{}, Causal{});
       Output<float> output(s);
-      ssmax::attention<float>(
+      ssmax::attention(
           {.q = qkv.q(), .k = qkv.k(), .v = qkv.v(), .out = output.out_view(), .lse = output.lse_view()},
           SSMax<float>{}, Causal{});
       CHECK(output == expected);
@@ -103,12 +105,12 @@ TEST_CASE("strides of 0 repeat queries, heads and keys", "[attention][layouts]")
       for (std::size_t i = 0; i < repeated.k.size(); ++i) repeated.k[i] = k[i % k.size()];
       for (std::size_t i = 0; i < repeated.v.size(); ++i) repeated.v[i] = v[i % v.size()];
       Output<float> output(s);
-      ssmax::attention<float>({.q = {q.data(), {s.batch, s.heads, s.queries, s.d}, {0, 0, 0, 1}},
-                               .k = {k.data(), {s.batch, s.kv_heads, s.keys, s.d}, {0, 0, s.d, 1}},
-                               .v = {v.data(), {s.batch, s.kv_heads, s.keys, s.dv}, {0, 0, 0, 1}},
-                               .out = output.out_view(),
-                               .lse = output.lse_view()},
-                              SSMax<float>{}, Causal{});
+      ssmax::attention({.q = {q.data(), {s.batch, s.heads, s.queries, s.d}, {0, 0, 0, 1}},
+                        .k = {k.data(), {s.batch, s.kv_heads, s.keys, s.d}, {0, 0, s.d, 1}},
+                        .v = {v.data(), {s.batch, s.kv_heads, s.keys, s.dv}, {0, 0, 0, 1}},
+                        .out = output.out_view(),
+                        .lse = output.lse_view()},
+                       SSMax<float>{}, Causal{});
       CHECK(output == run(repeated, SSMax<float>{}, Causal{}));
     }
   });
@@ -122,10 +124,10 @@ TEST_CASE("a batch stride of 0 shares the keys", "[attention][layouts]") {
     std::copy_n(problem.v.begin(), 40 * 4, copied.v.begin() + batch * 40 * 4);
   }
   Output<float> output(problem.shape);
-  ssmax::attention<float>({.q = problem.q_view(),
-                           .k = {problem.k.data(), {3, 1, 40, 8}, {0, 0, 8, 1}},
-                           .v = {problem.v.data(), {3, 1, 40, 4}, {0, 0, 4, 1}},
-                           .out = output.out_view()});
+  ssmax::attention({.q = problem.q_view(),
+                    .k = {problem.k.data(), {3, 1, 40, 8}, {0, 0, 8, 1}},
+                    .v = {problem.v.data(), {3, 1, 40, 4}, {0, 0, 4, 1}},
+                    .out = output.out_view()});
   CHECK(same_bits(output.out, run(copied, Softmax{}, Full{}).out));
 }
 
@@ -135,7 +137,7 @@ TEST_CASE("the output is bit-identical without an lse", "[attention][layouts]") 
       INFO(target << ' ' << name_of(s));
       const Problem<float> problem(s);
       Output<float> output(s);
-      ssmax::attention<float>(
+      ssmax::attention(
           {.q = problem.q_view(), .k = problem.k_view(), .v = problem.v_view(), .out = output.out_view()},
           SSMax<float>{}, Causal{});
       CHECK(same_bits(output.out, run(problem, SSMax<float>{}, Causal{}).out));

@@ -143,11 +143,11 @@ TEST_CASE("weights that underflow do not affect the result", "[attention][logits
       std::vector<float> k(300, 0.0F), v(300, 1e30F), out(count), lse(count);
       k[200] = 1000;
       v[200] = 0.75F;
-      ssmax::attention<float>({.q = {q.data(), {1, 1, queries, 1}},
-                               .k = {k.data(), {1, 1, 300, 1}},
-                               .v = {v.data(), {1, 1, 300, 1}},
-                               .out = {out.data(), {1, 1, queries, 1}},
-                               .lse = {lse.data(), {1, 1, queries}}});
+      ssmax::attention({.q = {q.data(), {1, 1, queries, 1}},
+                        .k = {k.data(), {1, 1, 300, 1}},
+                        .v = {v.data(), {1, 1, 300, 1}},
+                        .out = {out.data(), {1, 1, queries, 1}},
+                        .lse = {lse.data(), {1, 1, queries}}});
       CHECK(std::ranges::all_of(out, [](float value) { return std::abs(value - 0.75F) <= 0x1p-24F; }));
       CHECK(lse == std::vector<float>(count, 1000.0F));
     }

@@ -235,9 +235,12 @@ TEST_CASE("states with strides of their own", "[attention][state]") {
   const View<float, 4> o(together.data(), {s.batch, s.heads, s.queries, s.dv}, strides);
   State<float> apart(s);
   const AttentionState<float> into{apart.view().shift, apart.view().sum, o};
-  ssmax::attention_partial<float>(
-      {.q = problem.q_view(), .k = problem.k_view(), .v = problem.v_view(), .keys = s.keys, .state = into},
-      heads.scaling(), Full{});
+  ssmax::attention({.q = problem.q_view(),
+                    .k = problem.k_view(),
+                    .v = problem.v_view(),
+                    .state = into,
+                    .all_keys = s.keys},
+                   heads.scaling(), Full{});
   const State<float> whole = partial(problem, 0, 300, heads.scaling(), Full{});
   const auto same_o = [&](const State<float>& state) {
     std::size_t at = 0;

@@ -2,6 +2,7 @@
 
 #include "attention_backward_problem.hpp"
 #include "attention_state_problem.hpp"
+#include "call.hpp"
 #include "refusal.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"
@@ -35,16 +36,17 @@ State<Compute<T>> in_parts(const Problem<T>& problem, std::vector<index_t> queri
   State<Compute<T>> state(problem.shape);
   for (std::size_t i = 0; i + 1 < queries.size(); ++i) {
     for (std::size_t j = 0; j + 1 < keys.size(); ++j) {
-      ssmax::attention_partial<T>({.q = rows(problem.q_view(), queries[i], queries[i + 1]),
-                                   .k = rows(problem.k_view(), keys[j], keys[j + 1]),
-                                   .v = rows(problem.v_view(), keys[j], keys[j + 1]),
-                                   .first_key = keys[j],
-                                   .keys = problem.shape.keys,
-                                   .state = rows(state.view(), queries[i], queries[i + 1]),
-                                   .first_query = queries[i],
-                                   .queries = problem.shape.queries,
-                                   .continues = j > 0},
-                                  scaling, mask, score, options);
+      ssmax::attention<Compute<T>>(with({.q = rows(problem.q_view(), queries[i], queries[i + 1]),
+                                         .k = rows(problem.k_view(), keys[j], keys[j + 1]),
+                                         .v = rows(problem.v_view(), keys[j], keys[j + 1]),
+                                         .state = rows(state.view(), queries[i], queries[i + 1]),
+                                         .continues = j > 0,
+                                         .first_key = keys[j],
+                                         .all_keys = problem.shape.keys,
+                                         .first_query = queries[i],
+                                         .all_queries = problem.shape.queries},
+                                        options),
+                                   scaling, mask, score);
     }
   }
   return state;
@@ -145,22 +147,23 @@ void check_added_up(const Problem<double>& problem, const M& mask, const C& scor
       const auto of_keys = [&](const auto& view) { return rows(view, keys[j], keys[j + 1]); };
       const auto [dq, dk, dv] = gradient(part);
       ssmax::attention_backward<double>(
-          {.q = of_queries(problem.q_view()),
-           .k = of_keys(problem.k_view()),
-           .v = of_keys(problem.v_view()),
-           .out = of_queries(out),
-           .lse = of_queries(lse),
-           .first_key = keys[j],
-           .keys = s.keys,
-           .first_query = queries[i],
-           .queries = s.queries},
+          backward_with({.q = of_queries(problem.q_view()),
+                         .k = of_keys(problem.k_view()),
+                         .v = of_keys(problem.v_view()),
+                         .out = of_queries(out),
+                         .lse = of_queries(lse),
+                         .first_key = keys[j],
+                         .all_keys = s.keys,
+                         .first_query = queries[i],
+                         .all_queries = s.queries},
+                        options),
           {.dout = of_queries(dout),
            .dlse = of_queries(dlse),
            .dq = of_queries(dq),
            .dk = of_keys(dk),
            .dv = of_keys(dv),
            .dsinks = j == 0 ? std::span<double>(added.dsinks) : std::span<double>{}},
-          scaling.gradient(sum.ds, sum.db), mask, score, options);
+          scaling.gradient(sum.ds, sum.db), mask, score);
       const auto add = [](const View<double, 4>& to, const View<double, 4>& from) {
         for (index_t b = 0; b < to.extent(0); ++b)
           for (index_t h = 0; h < to.extent(1); ++h)

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "call.hpp"
 #include "catch.hpp"
 #include "reference_attention.hpp"
 #include "same_bits.hpp"
@@ -120,7 +121,7 @@ struct Output {
 
 /// The tensors of a call that writes `output`.
 template <class T>
-AttentionArguments<T> arguments_of(const Problem<T>& problem, Output<T>& output) {
+AttentionArguments<Compute<T>> arguments_of(const Problem<T>& problem, Output<T>& output) {
   return {.q = problem.q_view(),
           .k = problem.k_view(),
           .v = problem.v_view(),
@@ -135,7 +136,8 @@ requires ssmax::Score<C> Output<T> run(const Problem<T>& problem, const S& scali
   Output<T> result(problem.shape);
   AttentionOptions<T> explained = options;
   explained.explanation = &result.explanation;
-  ssmax::attention<T>(arguments_of(problem, result), scaling, mask, score, explained, executor);
+  ssmax::attention<Compute<T>>(with(arguments_of(problem, result), explained), scaling, mask, score,
+                               executor);
   return result;
 }
 

@@ -1,6 +1,7 @@
 // Scaled sinks: c multiplies a sink like the logit of a key, and the sink adds to the gradient of c.
 
 #include "attention_backward_problem.hpp"
+#include "call.hpp"
 #include "decode_problem.hpp"
 #include "same_bits.hpp"
 #include "score_formulas.hpp"
@@ -103,19 +104,20 @@ TEST_CASE("states over key ranges count a scaled sink once", "[attention][backwa
   for (const index_t first : {0, 25}) {
     const View<const double, 4> k(problem.k.data() + first * 8, {1, 1, 25, 8}),
         v(problem.v.data() + first * 6, {1, 1, 25, 6});
-    ssmax::attention_backward<double>({.q = problem.q_view(),
-                                       .k = k,
-                                       .v = v,
-                                       .out = output.out_view(),
-                                       .lse = output.lse_view(),
-                                       .first_key = first,
-                                       .keys = 50},
+    ssmax::attention_backward<double>(backward_with({.q = problem.q_view(),
+                                                     .k = k,
+                                                     .v = v,
+                                                     .out = output.out_view(),
+                                                     .lse = output.lse_view(),
+                                                     .first_key = first,
+                                                     .all_keys = 50},
+                                                    options),
                                       {.dout = problem.dout_view(),
                                        .dlse = problem.dlse_view(),
                                        .dq = {result.dq.data(), {1, 2, 20, 8}},
                                        .dk = {result.dk.data(), {1, 1, 25, 8}},
                                        .dv = {result.dv.data(), {1, 1, 25, 6}}},
-                                      SSMax<double>{s}.gradient(ds_of_parts), Causal{}, options);
+                                      SSMax<double>{s}.gradient(ds_of_parts), Causal{});
   }
   for (std::size_t head = 0; head < 2; ++head) CHECK(ds_of_parts[head] == Approx(ds[head]).epsilon(1e-12));
 }

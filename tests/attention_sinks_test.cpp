@@ -2,6 +2,7 @@
 // are 0, as in ONNX's Attention.
 
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::attention_sinks_test {
@@ -109,12 +110,13 @@ struct TwoByTwo {
   }
   template <class M, class C>
   void run(const M& mask, const C& score) {
-    ssmax::attention<float>({.q = {q.data(), {1, 1, 2 * copies, 2}},
-                             .k = {k.data(), {1, 1, 2, 2}},
-                             .v = {v.data(), {1, 1, 2, 2}},
-                             .out = {out.data(), {1, 1, 2 * copies, 2}},
-                             .lse = {lse.data(), {1, 1, 2 * copies}}},
-                            Softmax{}, mask, score, {.scale = 1.0});
+    ssmax::attention({.q = {q.data(), {1, 1, 2 * copies, 2}},
+                      .k = {k.data(), {1, 1, 2, 2}},
+                      .v = {v.data(), {1, 1, 2, 2}},
+                      .out = {out.data(), {1, 1, 2 * copies, 2}},
+                      .lse = {lse.data(), {1, 1, 2 * copies}},
+                      .scale = 1.0},
+                     Softmax{}, mask, score);
   }
 };
 

@@ -1,6 +1,7 @@
 // Attention over a key source, against the reference and against attention over views of the same keys.
 
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "refusal.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"
@@ -55,8 +56,10 @@ Output<T> run_over(const K& source, const Problem<T>& problem, const S& scaling,
   Output<T> result(problem.shape);
   AttentionOptions<T> explained = options;
   explained.explanation = &result.explanation;
-  ssmax::attention<T>({.q = problem.q_view(), .out = result.out_view(), .lse = result.lse_view()}, source,
-                      scaling, mask, score, explained, executor);
+  ssmax::attention<Compute<T>>(
+      with({.q = problem.q_view(), .keys = source, .out = result.out_view(), .lse = result.lse_view()},
+           explained),
+      scaling, mask, score, executor);
   return result;
 }
 
@@ -175,8 +178,9 @@ TEST_CASE("attention over a cache is bit-identical to decode", "[attention][key_
   const std::array<index_t, 2> lengths{300, 41};
   cache.append(problem.k_view(), problem.v_view(), nullptr, lengths);
   Output<float> expected(problem.shape);
-  ssmax::decode<float>({.q = problem.q_view(), .out = expected.out_view(), .lse = expected.lse_view()}, cache,
-                       SSMax<float>{0.4f});
+  ssmax::attention(
+      {.q = problem.q_view(), .keys = cache, .out = expected.out_view(), .lse = expected.lse_view()},
+      SSMax<float>{0.4f}, ssmax::Causal{});
   CHECK(run_over(cache, problem, SSMax<float>{0.4f}, Causal{}, ssmax::Identity{}) == expected);
 }
 
@@ -194,8 +198,8 @@ TEST_CASE("a long source without visible keys", "[attention][key_source]") {
   std::vector<float> out(8, -7);
   const std::vector<index_t> none{0};
   // UndefinedBehaviorSanitizer reports products that overflow.
-  ssmax::attention<float>({.q = {q.data(), {1, 1, 1, 8}}, .out = {out.data(), {1, 1, 1, 8}}}, EmptySource{},
-                          ssmax::Softmax{}, ssmax::KeyLengths{none});
+  ssmax::attention({.q = {q.data(), {1, 1, 1, 8}}, .keys = EmptySource{}, .out = {out.data(), {1, 1, 1, 8}}},
+                   ssmax::Softmax{}, ssmax::KeyLengths{none});
   CHECK(out == std::vector<float>(8));
 }
 

@@ -1,5 +1,6 @@
 // attention_partial, merge and finish throw std::invalid_argument that names the argument, before they write.
 
+#include "call.hpp"
 #include "test.hpp"
 #include "untouched_memory.hpp"
 
@@ -20,9 +21,9 @@ struct PartialCall : Memory {
 
   template <class M = Full>
   void run(const M& mask = {}, const AttentionOptions<float>& options = {}) {
-    ssmax::attention_partial<float>(
-        {.q = q, .k = k, .v = v, .first_key = first_key, .keys = keys, .state = state}, Softmax{}, mask,
-        options);
+    ssmax::attention(
+        with({.q = q, .k = k, .v = v, .state = state, .first_key = first_key, .all_keys = keys}, options),
+        Softmax{}, mask);
   }
   template <class M = Full>
   void refuses(std::initializer_list<std::string_view> words, const M& mask = {},

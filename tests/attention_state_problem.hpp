@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "same_bits.hpp"
 
 namespace attention_problem::state_problem {
@@ -37,17 +38,18 @@ State<Compute<T>> partial(const Problem<T>& problem, index_t begin, index_t end,
   options.sinks = {};
   const Shape& s = problem.shape;
   State<Compute<T>> result(s);
-  ssmax::attention_partial<T>({.q = problem.q_view(),
-                               .k = {problem.k.data() + begin * s.d,
-                                     {s.batch, s.kv_heads, end - begin, s.d},
-                                     {s.kv_heads * s.keys * s.d, s.keys * s.d, s.d, 1}},
-                               .v = {problem.v.data() + begin * s.dv,
-                                     {s.batch, s.kv_heads, end - begin, s.dv},
-                                     {s.kv_heads * s.keys * s.dv, s.keys * s.dv, s.dv, 1}},
-                               .first_key = begin,
-                               .keys = s.keys,
-                               .state = result.view()},
-                              scaling, mask, score, options);
+  ssmax::attention<Compute<T>>(with({.q = problem.q_view(),
+                                     .k = {problem.k.data() + begin * s.d,
+                                           {s.batch, s.kv_heads, end - begin, s.d},
+                                           {s.kv_heads * s.keys * s.d, s.keys * s.d, s.d, 1}},
+                                     .v = {problem.v.data() + begin * s.dv,
+                                           {s.batch, s.kv_heads, end - begin, s.dv},
+                                           {s.kv_heads * s.keys * s.dv, s.keys * s.dv, s.dv, 1}},
+                                     .state = result.view(),
+                                     .first_key = begin,
+                                     .all_keys = s.keys},
+                                    options),
+                               scaling, mask, score);
   return result;
 }
 

@@ -2,6 +2,7 @@
 
 #include "attention_problem.hpp"
 #include "attention_state_problem.hpp"
+#include "call.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"
 
@@ -99,13 +100,13 @@ TEST_CASE("attention_partial is bit-identical for every executor", "[attention][
     const Problem<float> problem(s);
     const auto partial = [&](auto&& executor) {
       Output<float> shift(s), sum(s);
-      ssmax::attention_partial<float>({.q = problem.q_view(),
-                                       .k = problem.k_view(),
-                                       .v = problem.v_view(),
-                                       .first_key = 100,
-                                       .keys = s.keys + 300,
-                                       .state = {shift.lse_view(), sum.lse_view(), sum.out_view()}},
-                                      SSMax<float>{}, Full{}, {}, executor);
+      ssmax::attention({.q = problem.q_view(),
+                        .k = problem.k_view(),
+                        .v = problem.v_view(),
+                        .state = {shift.lse_view(), sum.lse_view(), sum.out_view()},
+                        .first_key = 100,
+                        .all_keys = s.keys + 300},
+                       SSMax<float>{}, Full{}, executor);
       return std::array{shift, sum};
     };
     for_each_target([&](const std::string& target) {

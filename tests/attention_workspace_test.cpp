@@ -3,6 +3,7 @@
 
 #include "allocation_count.hpp"
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::attention_workspace_test {
@@ -30,9 +31,11 @@ struct Call {
   template <class E = ssmax::Serial>
   void operator()(E&& executor = E{}) {
     const auto picked = [](const ssmax::Query& query, index_t key) { return (key + query.index) % 3 != 0; };
-    ssmax::attention<T>(
-        arguments_of(problem, output), SSMax<float>{0.7F}, Causal{} & ssmax::Where(picked), ssmax::Softcap(3),
-        {.rope = problem.shape.d > 1 ? &rope : nullptr, .sinks = sinks, .workspace = workspace}, executor);
+    ssmax::attention<Compute<T>>(
+        with(arguments_of(problem, output),
+             AttentionOptions<T>{
+                 .rope = problem.shape.d > 1 ? &rope : nullptr, .sinks = sinks, .workspace = workspace}),
+        SSMax<float>{0.7F}, Causal{} & ssmax::Where(picked), ssmax::Softcap(3), executor);
   }
 };
 
@@ -126,9 +129,13 @@ TEST_CASE("attention_partial allocates once; merge and finish do not allocate", 
         more{more_shift.lse_view(), more_sum.lse_view(), more_sum.out_view()};
     Workspace workspace;
     const auto partial = [&](const AttentionState<float>& to) {
-      ssmax::attention_partial<float>(
-          {.q = problem.q_view(), .k = problem.k_view(), .v = problem.v_view(), .keys = s.keys, .state = to},
-          SSMax<float>{}, Causal{}, {.workspace = &workspace});
+      ssmax::attention({.q = problem.q_view(),
+                        .k = problem.k_view(),
+                        .v = problem.v_view(),
+                        .workspace = &workspace,
+                        .state = to,
+                        .all_keys = s.keys},
+                       SSMax<float>{}, Causal{});
     };
     CHECK(allocations([&] { partial(state); }) == 1);
     CHECK(allocations([&] { partial(more); }) == 0);
@@ -162,14 +169,14 @@ TEST_CASE("attention_partial allocates for the keys of the call, not for all key
   const auto call = [&](index_t first_key, index_t keys) {
     std::vector<float> shift(20), sum(20), o(160);
     const long long before = allocated_bytes();
-    ssmax::attention_partial<float>(
+    ssmax::attention(
         {.q = problem.q_view(),
          .k = problem.k_view(),
          .v = problem.v_view(),
+         .state = {{shift.data(), {1, 1, 20}}, {sum.data(), {1, 1, 20}}, {o.data(), {1, 1, 20, 8}}},
          .first_key = first_key,
-         .keys = keys,
-         .state = {{shift.data(), {1, 1, 20}}, {sum.data(), {1, 1, 20}}, {o.data(), {1, 1, 20, 8}}}},
-        ssmax::Softmax{}, ssmax::Full{}, {}, pool);
+         .all_keys = keys},
+        ssmax::Softmax{}, ssmax::Full{}, pool);
     return std::pair(allocated_bytes() - before, o);
   };
   const auto expected = call(0, held);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <random>
 
+#include "call.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
@@ -87,7 +88,9 @@ struct Server {
     cache.append(keys(r.k), keys(r.v), &rope);
     const std::vector<T> q(r.q.begin() + r.cached * heads * d, r.q.end());
     r.alone.resize(q.size());
-    decode<T>({.q = packed(q, heads), .out = packed(r.alone, heads)}, cache, scaling, mask, options());
+    attention<ssmax::detail::ComputeType<T>>(
+        with({.q = packed(q, heads), .keys = cache, .out = packed(r.alone, heads)}, options()), scaling,
+        mask);
   }
 
   /// Computes all requests in steps. Each step has some tokens of some requests.
@@ -129,9 +132,10 @@ struct Server {
       std::vector<T> out(q.size());
       AttentionOptions<T> packed_options = options();
       packed_options.lengths = SequenceLengths::packed_queries(cumulative);
-      decode<T>({.q = packed(std::as_const(q), heads), .out = packed(out, heads)}, cache.source(batch),
-                scaling, mask, packed_options,
-                test_executors::Threads{static_cast<index_t>(1 + random() % 4)});
+      attention<ssmax::detail::ComputeType<T>>(
+          with({.q = packed(std::as_const(q), heads), .keys = cache.source(batch), .out = packed(out, heads)},
+               packed_options),
+          scaling, mask, test_executors::Threads{static_cast<index_t>(1 + random() % 4)});
       for (std::size_t j = 0; j < computed.size(); ++j) {
         Request<T>& r = requests[computed[j]];
         const index_t count = cumulative[j + 1] - cumulative[j];

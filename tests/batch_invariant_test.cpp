@@ -2,6 +2,7 @@
 // and over a cache.
 
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::batch_invariant_test {
@@ -106,12 +107,13 @@ void compare(const Case& c, const Rope<Compute<T>>* rope, const M& mask, const C
 
   const auto over_views = [&](index_t first, index_t count, auto&& executor, Result<T>& result) {
     Explanation explanation;
-    ssmax::attention<T>({.q = q.part(first, count),
-                         .k = k.part(0, before + first + count),
-                         .v = v.part(0, before + first + count),
-                         .out = result.out.part(first, count),
-                         .lse = result.lse_part(first, count)},
-                        scaling, mask, score, options_of<T>(rope, explanation), executor);
+    ssmax::attention<Compute<T>>(with({.q = q.part(first, count),
+                                       .k = k.part(0, before + first + count),
+                                       .v = v.part(0, before + first + count),
+                                       .out = result.out.part(first, count),
+                                       .lse = result.lse_part(first, count)},
+                                      options_of<T>(rope, explanation)),
+                                 scaling, mask, score, executor);
     result.paths.push_back(explanation.path);
   };
   const Result<T> whole = computed<T>(c, false, over_views);
@@ -128,10 +130,12 @@ void compare(const Case& c, const Rope<Compute<T>>* rope, const M& mask, const C
       const index_t stored = cache.length(0), added = before + first + count - stored;
       cache.append(k.part(stored, added), v.part(stored, added), rope);
       Explanation explanation;
-      ssmax::decode<T>({.q = q.part(first, count),
-                        .out = result.out.part(first, count),
-                        .lse = result.lse_part(first, count)},
-                       cache, scaling, mask, score, options_of<T>(rope, explanation), executor);
+      ssmax::attention<Compute<T>>(with({.q = q.part(first, count),
+                                         .keys = cache,
+                                         .out = result.out.part(first, count),
+                                         .lse = result.lse_part(first, count)},
+                                        options_of<T>(rope, explanation)),
+                                   scaling, mask, score, executor);
       result.paths.push_back(explanation.path);
     };
   };

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "decode_problem.hpp"
 #include "dequantized_codes.hpp"
 #include "own_int8.hpp"
@@ -187,8 +188,9 @@ TEMPLATE_TEST_CASE("a call of attention over pages with factors of channels", "[
   const Expected<float> expected(pool.numbers, Plan{});
   for_each_target([&](const std::string&) {
     Output<float> got(shape);
-    ssmax::attention<float>(arguments_of(pool.numbers, got), pool.keys(), Softmax{}, Causal{}, Identity{},
-                            {.explanation = &got.explanation});
+    ssmax::attention(
+        with(arguments_of(pool.numbers, got), AttentionOptions<float>{.explanation = &got.explanation}),
+        pool.keys(), Softmax{}, Causal{}, Identity{});
     CHECK(got.explanation.path == Path::short_keys);
     check_output(got, expected, name_of(shape));
   });

@@ -1,5 +1,6 @@
 // What decode refuses: std::invalid_argument that names the argument, before anything is written.
 
+#include "call.hpp"
 #include "decode_problem.hpp"
 #include "reference.hpp"
 #include "refusal.hpp"
@@ -28,7 +29,7 @@ struct Call {
   template <class S = Softmax, class M = Causal, class C = Identity>
   void run(const S& scaling = {}, const M& mask = {}, const C& score = {},
            const AttentionOptions<float>& options = {}) {
-    decode<float>({.q = q, .out = out, .lse = lse}, cache, scaling, mask, score, options);
+    attention(with({.q = q, .keys = cache, .out = out, .lse = lse}, options), scaling, mask, score);
   }
   template <class S = Softmax, class M = Causal, class C = Identity>
   void refuses(std::initializer_list<std::string_view> parts, const S& scaling = {}, const M& mask = {},
@@ -41,7 +42,7 @@ struct Call {
 constexpr auto refuses = untouched_memory::refuses<Call>;
 
 TEST_CASE("decode refuses queries whose positions the cache does not have", "[decode]") {
-  Call({7, 2}).refuses({"ssmax::decode: q has positions 3", "2"});
+  Call({7, 2}).refuses({"ssmax::attention: q has positions 3", "2"});
   Call({2, 7}).refuses({"q has positions 3", "2"});
   Call({0, 7}).refuses({"q has positions 3", "0"});
   Call({0, 0}).refuses({"q has positions 3", "0"});

@@ -1,6 +1,7 @@
 // A sequence that is appended and decoded in pieces, or speculated and taken back: which bits must be those
 // of one call, and how near the others are.
 
+#include "call.hpp"
 #include "decode_problem.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
@@ -19,12 +20,13 @@ template <class T, class S, class M>
 Output<T> at_once(const Data<T>& data, const S& scaling, const M& mask, const AttentionOptions<T>& options) {
   const Shape& s = data.shape;
   Output<T> result(s);
-  attention<T>({.q = data.q_view(),
-                .k = data.k_view(0, s.longest()),
-                .v = data.v_view(0, s.longest()),
-                .out = {result.out.data(), {s.batch(), s.heads, s.queries, s.dv}},
-                .lse = {result.lse.data(), {s.batch(), s.heads, s.queries}}},
-               scaling, mask, options);
+  attention<Compute<T>>(with({.q = data.q_view(),
+                              .k = data.k_view(0, s.longest()),
+                              .v = data.v_view(0, s.longest()),
+                              .out = {result.out.data(), {s.batch(), s.heads, s.queries, s.dv}},
+                              .lse = {result.lse.data(), {s.batch(), s.heads, s.queries}}},
+                             options),
+                        scaling, mask);
   return result;
 }
 
@@ -40,16 +42,18 @@ Output<T> in_pieces(const Data<T>& data, const std::vector<index_t>& steps, cons
     const index_t end = std::min(s.queries, begin + steps[static_cast<std::size_t>(step) % steps.size()]);
     const index_t count = end - begin;
     cache.append(data.k_view(begin, end), data.v_view(begin, end), options.rope);
-    decode<T>({.q = {data.q.data() + begin * s.d,
-                     {s.batch(), s.heads, count, s.d},
-                     {s.heads * q_head, q_head, s.d, 1}},
-               .out = {result.out.data() + begin * s.dv,
-                       {s.batch(), s.heads, count, s.dv},
-                       {s.heads * out_head, out_head, s.dv, 1}},
-               .lse = {result.lse.data() + begin,
-                       {s.batch(), s.heads, count},
-                       {s.heads * s.queries, s.queries, 1}}},
-              cache, scaling, mask, options);
+    attention<Compute<T>>(with({.q = {data.q.data() + begin * s.d,
+                                      {s.batch(), s.heads, count, s.d},
+                                      {s.heads * q_head, q_head, s.d, 1}},
+                                .keys = cache,
+                                .out = {result.out.data() + begin * s.dv,
+                                        {s.batch(), s.heads, count, s.dv},
+                                        {s.heads * out_head, out_head, s.dv, 1}},
+                                .lse = {result.lse.data() + begin,
+                                        {s.batch(), s.heads, count},
+                                        {s.heads * s.queries, s.queries, 1}}},
+                               options),
+                          scaling, mask);
     begin = end;
   }
   return result;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "catch.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
@@ -147,7 +148,7 @@ struct Output {
 
 /// The tensors of a call that writes `output`.
 template <class T>
-DecodeArguments<T> arguments_of(const Data<T>& data, Output<T>& output) {
+AttentionArguments<Compute<T>> arguments_of(const Data<T>& data, Output<T>& output) {
   const Shape& s = data.shape;
   return {.q = data.q_view(),
           .out = {output.out.data(), {s.batch(), s.heads, s.queries, s.dv}},
@@ -160,7 +161,8 @@ Output<T> run(const Data<T>& data, const K& keys, const S& scaling = {}, const M
   Output<T> result(data.shape);
   AttentionOptions<T> explained = options;
   explained.explanation = &result.explanation;
-  decode<T>(arguments_of(data, result), keys, scaling, mask, score, explained, executor);
+  attention<Compute<T>>(with(over(arguments_of(data, result), keys), explained), scaling, mask, score,
+                        executor);
   return result;
 }
 

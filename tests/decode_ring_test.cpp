@@ -1,6 +1,7 @@
 // decode on rings: a window, with or without first keys, gives the results of a cache that holds all keys. Masks that
 // show forgotten keys are refused.
 
+#include "call.hpp"
 #include "decode_problem.hpp"
 #include "refusal.hpp"
 #include "target_scope.hpp"
@@ -164,9 +165,9 @@ TEST_CASE("a mask that shows keys which a ring has forgotten is refused", "[deco
   Output<float> result(data.shape);
   const Output<float> untouched = result;
   const auto call = [&](const auto& mask) {
-    decode<float>(arguments_of(data, result), ring, Softmax{}, mask);
+    attention(over(arguments_of(data, result), ring), Softmax{}, mask);
   };
-  check_refused({"ssmax::decode: mask shows key 0", "stores keys [0, 8)"}, [&] { call(Causal{}); });
+  check_refused({"ssmax::attention: mask shows key 0", "stores keys [0, 8)"}, [&] { call(Causal{}); });
   check_refused({"mask shows key 0", "stores keys [0, 8)"}, [&] { call(ssmax::Full{}); });
   // The first of three queries is at 17.
   check_refused({"mask shows key 7", "stores keys [0, 8)"}, [&] { call(SlidingWindow{10}); });
@@ -194,7 +195,7 @@ TEST_CASE("a mask that shows keys between the first ones and the last ones of a 
   Output<float> result(data.shape);
   const Output<float> untouched = result;
   const auto call = [&](const auto& mask) {
-    decode<float>(arguments_of(data, result), ring, Softmax{}, mask);
+    attention(over(arguments_of(data, result), ring), Softmax{}, mask);
   };
   const auto where = [](index_t first, index_t window) {
     return Causal{} & ssmax::Where([=](const Query& query, index_t key) {
@@ -202,7 +203,9 @@ TEST_CASE("a mask that shows keys between the first ones and the last ones of a 
            });
   };
   // The first of three queries is at 17.
-  check_refused({"ssmax::decode: mask shows key 11", "stores keys [4, 12)"}, [&] { call(SinkWindow{4, 7}); });
+  check_refused({"ssmax::attention: mask shows key 11", "stores keys [4, 12)"}, [&] {
+    call(SinkWindow{4, 7});
+  });
   check_refused({"mask shows key 4", "stores keys [4, 12)"}, [&] { call(SinkWindow{5, 6}); });
   check_refused({"mask shows key 11", "stores keys [4, 12)"}, [&] { call(where(4, 7)); });
   check_refused({"mask shows key 4", "stores keys [4, 12)"}, [&] { call(where(5, 6)); });
@@ -227,8 +230,8 @@ TEST_CASE("a source names the keys that it has forgotten", "[decode][key_source]
   const KvCache<float> cache = filled<float>(data);
   Output<float> result(data.shape);
   const auto call = [&](auto&& shows) {
-    decode<float>({.q = data.q_view(), .out = {result.out.data(), {1, 1, 1, 4}}}, TwoGaps{{cache}}, Softmax{},
-                  Causal{} & ssmax::Where([=](const Query&, index_t key) { return shows(key); }));
+    attention({.q = data.q_view(), .keys = TwoGaps{{cache}}, .out = {result.out.data(), {1, 1, 1, 4}}},
+              Softmax{}, Causal{} & ssmax::Where([=](const Query&, index_t key) { return shows(key); }));
   };
   check_refused({"mask shows key 2", "stores keys [0, 3)"},
                 [&] { call([](index_t key) { return key == 2; }); });

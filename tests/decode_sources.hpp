@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "call.hpp"
 #include "decode_problem.hpp"
 #include "test_executors.hpp"
 

@@ -1,6 +1,7 @@
 // decode against the long double reference and the naive loop in the same precision, on every target: one and
 // a few new queries, sequences of their own lengths, 16-bit caches, layouts.
 
+#include "call.hpp"
 #include "decode_problem.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
@@ -123,7 +124,7 @@ TEST_CASE("decode is by default causal softmax", "[decode]") {
   const Data<float> data({4, 2, 3, 16, 8, {40, 300}});
   const KvCache<float> cache = filled<float>(data);
   Output<float> result(data.shape);
-  decode<float>({.q = data.q_view(), .out = {result.out.data(), {2, 4, 3, 8}}}, cache);
+  attention({.q = data.q_view(), .keys = cache, .out = {result.out.data(), {2, 4, 3, 8}}}, Causal{});
   CHECK(same_bits(result.out, run(data, cache, Softmax{}, Causal{}).out));
   CHECK(std::ranges::all_of(result.lse, [](float x) { return x == -77; }));
 }
@@ -158,7 +159,7 @@ TEST_CASE("[batch, position, head, channel] is bit-identical and writes only the
         const index_t b = row / (heads * queries), h = row / queries % heads, i = row % queries;
         std::copy_n(data.q.data() + row * d, d, &q_view(b, h, i, 0));
       }
-      decode<float>({.q = q_view, .out = out_view}, cache, LogN{});
+      attention({.q = q_view, .keys = cache, .out = out_view}, LogN{}, Causal{});
       std::vector<float> values;
       for (index_t row = 0; row < shape.rows(); ++row) {
         const index_t b = row / (heads * queries), h = row / queries % heads, i = row % queries;

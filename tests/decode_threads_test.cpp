@@ -42,9 +42,11 @@ TEST_CASE("a call allocates once, and with a workspace that was used before neve
     Output<float> result(shape);
     const auto call = [&](Workspace* workspace, auto&& executor) {
       const long before = allocation_count();
-      decode<float>(
-          {.q = data.q_view(), .out = {result.out.data(), {2, shape.heads, shape.queries, shape.dv}}}, cache,
-          LogN{}, Causal{}, {.workspace = workspace}, executor);
+      attention({.q = data.q_view(),
+                 .keys = cache,
+                 .out = {result.out.data(), {2, shape.heads, shape.queries, shape.dv}},
+                 .workspace = workspace},
+                LogN{}, Causal{}, executor);
       return allocation_count() - before;
     };
     CHECK(call(nullptr, ssmax::Serial{}) == 1);
@@ -57,8 +59,11 @@ TEST_CASE("a call allocates once, and with a workspace that was used before neve
     CHECK(call(&workspace, ssmax::Serial{}) == 0);
     Output<float> other(smaller.shape);
     const long before = allocation_count();
-    decode<float>({.q = smaller.q_view(), .out = {other.out.data(), {1, 2, shape.queries, 4}}}, smaller_cache,
-                  LogN{}, Causal{}, {.workspace = &workspace});
+    attention({.q = smaller.q_view(),
+               .keys = smaller_cache,
+               .out = {other.out.data(), {1, 2, shape.queries, 4}},
+               .workspace = &workspace},
+              LogN{}, Causal{});
     const long during = allocation_count() - before;
     CHECK(during == 0);
     CHECK(workspace.size() == size);

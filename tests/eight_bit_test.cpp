@@ -286,8 +286,9 @@ TEMPLATE_TEST_CASE("NaN codes of another source of 8 bits stay NaN", "[eight_bit
       rows[static_cast<std::size_t>(n + channel)] = code<X>(0xFF);
       const std::vector<float> q(n, 0.1f);
       std::vector<float> out(n);
-      decode<float>({.q = {q.data(), {1, 1, 1, n}}, .out = {out.data(), {1, 1, 1, n}}},
-                    TwoKeys<X>{rows.data()});
+      attention(
+          {.q = {q.data(), {1, 1, 1, n}}, .keys = TwoKeys<X>{rows.data()}, .out = {out.data(), {1, 1, 1, n}}},
+          Causal{});
       CHECK(std::ranges::all_of(out, [](float x) { return std::isnan(x); }));
     }
   });

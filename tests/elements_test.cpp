@@ -1,6 +1,7 @@
 // Calls whose tensors have different storage types: bit-identical to a call in float on widened tensors, whose results
 // are rounded to the types of the outputs. Exception: q, k and v of bfloat16 take the bf16 path whatever out is.
 
+#include "call.hpp"
 #include "own_int8.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
@@ -88,29 +89,31 @@ struct Tensors {
   void attend(const AttentionOptions<T>& options = {}, E&& executor = {}) {
     AttentionOptions<T> explained = options;
     explained.explanation = &explanation;
-    attention<T>({.q = {q.data(), extents.q()},
-                  .k = {k.data(), extents.k()},
-                  .v = {v.data(), extents.v()},
-                  .out = {out.data(), extents.out()},
-                  .lse = {lse.data(), extents.rows()}},
-                 scaling(), Causal{}, explained, executor);
+    attention<ssmax::detail::ComputeType<T>>(with({.q = {q.data(), extents.q()},
+                                                   .k = {k.data(), extents.k()},
+                                                   .v = {v.data(), extents.v()},
+                                                   .out = {out.data(), extents.out()},
+                                                   .lse = {lse.data(), extents.rows()}},
+                                                  explained),
+                                             scaling(), Causal{}, executor);
   }
   template <class T = Types, class E = Serial>
   void differentiate(bool accumulate, E&& executor = {}) {
     std::fill(ds.begin(), ds.end(), 0.f);
     const std::vector<float> factors(ds.size(), 0.4f), offsets(ds.size(), 0.f);
-    attention_backward<T>({.q = {q.data(), extents.q()},
-                           .k = {k.data(), extents.k()},
-                           .v = {v.data(), extents.v()},
-                           .out = {out.data(), extents.out()},
-                           .lse = {lse.data(), extents.rows()}},
-                          {.dout = {dout.data(), extents.out()},
-                           .dq = {dq.data(), extents.q()},
-                           .dk = {dk.data(), extents.k()},
-                           .dv = {dv.data(), extents.v()},
-                           .accumulate = accumulate},
-                          SSMax<float>{factors, offsets}.gradient(ds, {}), Causal{},
-                          AttentionOptions<T>{.explanation = &backward_explanation}, executor);
+    attention_backward<ssmax::detail::ComputeType<T>>(
+        backward_with({.q = {q.data(), extents.q()},
+                       .k = {k.data(), extents.k()},
+                       .v = {v.data(), extents.v()},
+                       .out = {out.data(), extents.out()},
+                       .lse = {lse.data(), extents.rows()}},
+                      AttentionOptions<T>{.explanation = &backward_explanation}),
+        {.dout = {dout.data(), extents.out()},
+         .dq = {dq.data(), extents.q()},
+         .dk = {dk.data(), extents.k()},
+         .dv = {dv.data(), extents.v()},
+         .accumulate = accumulate},
+        SSMax<float>{factors, offsets}.gradient(ds, {}), Causal{}, executor);
   }
 };
 
@@ -273,11 +276,14 @@ void check_cache(const Extents& e) {
   for_each_target_of<bfloat16>([&](const std::string& target) {
     INFO(target << ", queries " << e.queries << ", keys " << e.keys);
     using T = Elements<Q, Q, Q, Out>;
-    decode<T>({.q = {q.data(), e.q()}, .out = {out.data(), e.out()}}, cache, SSMax<float>{0.4f});
-    decode<float>({.q = {wide_q.data(), e.q()}, .out = {wide_out.data(), e.out()}}, wide, SSMax<float>{0.4f});
+    attention<ssmax::detail::ComputeType<T>>(
+        {.q = {q.data(), e.q()}, .keys = cache, .out = {out.data(), e.out()}}, SSMax<float>{0.4f}, Causal{});
+    attention({.q = {wide_q.data(), e.q()}, .keys = wide, .out = {wide_out.data(), e.out()}},
+              SSMax<float>{0.4f}, Causal{});
     CHECK(same_bits(out, as<Out>(wide_out)));
     std::fill(out.begin(), out.end(), Out{});
-    attention<T>({.q = {q.data(), e.q()}, .out = {out.data(), e.out()}}, cache, SSMax<float>{0.4f}, Causal{});
+    attention<ssmax::detail::ComputeType<T>>(
+        {.q = {q.data(), e.q()}, .keys = cache, .out = {out.data(), e.out()}}, SSMax<float>{0.4f}, Causal{});
     CHECK(same_bits(out, as<Out>(wide_out)));
   });
 }
@@ -299,8 +305,9 @@ TEST_CASE("an output must not overlap the values of a cache with another type", 
   cache.append({rows.data(), {1, 1, 4, 4}}, {rows.data(), {1, 1, 4, 4}});
   const std::vector<float> q(4, 1.f);
   float* const inside = const_cast<float*>(cache.memory().second.data()) + 4;
-  CHECK_THROWS_WITH(decode<float>({.q = {q.data(), {1, 1, 1, 4}}, .out = {inside, {1, 1, 1, 4}}}, cache),
-                    Catch::Contains("out (16 bytes) overlaps v"));
+  CHECK_THROWS_WITH(
+      attention({.q = {q.data(), {1, 1, 1, 4}}, .keys = cache, .out = {inside, {1, 1, 1, 4}}}, Causal{}),
+      Catch::Contains("out (16 bytes) overlaps v"));
 }
 
 TEST_CASE("a plan takes tensors of different types", "[plan][elements]") {

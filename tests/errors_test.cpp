@@ -1,5 +1,6 @@
 // Wrong arguments: std::invalid_argument that names the argument and both extents, and nothing written.
 
+#include "call.hpp"
 #include "refusal.hpp"
 #include "test.hpp"
 #include "untouched_memory.hpp"
@@ -175,8 +176,9 @@ struct AttentionBuffers {
   void refuses(std::initializer_list<std::string_view> words, const Scaling& scaling = {},
                const Mask& mask = {}, const ssmax::AttentionOptions<float>& options = {}) {
     check_refused_with_words(words, [&] {
-      ssmax::attention<float>({.q = q_view, .k = k_view, .v = v_view, .out = out_view, .lse = lse_view},
-                              scaling, mask, options);
+      ssmax::attention(
+          with({.q = q_view, .k = k_view, .v = v_view, .out = out_view, .lse = lse_view}, options), scaling,
+          mask);
     });
     CHECK((q.untouched() && k.untouched() && v.untouched() && out.untouched() && lse.untouched()));
   }

@@ -4,6 +4,7 @@
 
 #include "attention_backward_problem.hpp"
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "decode_problem.hpp"
 #include "test.hpp"
 
@@ -146,14 +147,15 @@ TEST_CASE("attention_partial reports its path; a state that continues does not t
   Output<double> shift(shape), sum(shape);
   const auto check_call = [&](index_t first_key, index_t keys, bool continues, const char* reason) {
     Explanation explanation;
-    ssmax::attention_partial<double>({.q = problem.q_view(),
-                                      .k = problem.k_view(),
-                                      .v = problem.v_view(),
-                                      .first_key = first_key,
-                                      .keys = keys,
-                                      .state = {shift.lse_view(), sum.lse_view(), sum.out_view()},
-                                      .continues = continues},
-                                     ssmax::Softmax{}, Full{}, {.explanation = &explanation});
+    ssmax::attention<double>({.q = problem.q_view(),
+                              .k = problem.k_view(),
+                              .v = problem.v_view(),
+                              .explanation = &explanation,
+                              .state = {shift.lse_view(), sum.lse_view(), sum.out_view()},
+                              .continues = continues,
+                              .first_key = first_key,
+                              .all_keys = keys},
+                             ssmax::Softmax{}, Full{});
     check(explanation, "attention_partial", Path::prefill, reason);
   };
   // The number of all keys counts, not those of the part.
@@ -216,8 +218,8 @@ TEST_CASE("a call without queries has no path, and overwrites an older explanati
   explanation.reason = "old";
   const Problem<float> problem(shape_of(0, 10));
   Output<float> none(problem.shape);
-  ssmax::attention<float>(arguments_of(problem, none), ssmax::Softmax{}, Full{},
-                          {.explanation = &explanation});
+  ssmax::attention(with(arguments_of(problem, none), AttentionOptions<float>{.explanation = &explanation}),
+                   ssmax::Softmax{}, Full{});
   check(explanation, "attention", Path::none, "");
   CHECK(explanation.tasks == 0);
   CHECK(to_string(explanation) == "ssmax::attention: path=none");
@@ -229,7 +231,7 @@ TEST_CASE("an explanation changes no result", "[attention][explain][bfloat16]") 
       INFO(target << ' ' << name_of(shape));
       const Problem<bfloat16> problem(shape);
       Output<bfloat16> output(shape);  // of a call without an explanation
-      ssmax::attention<bfloat16>(arguments_of(problem, output), ssmax::Softmax{}, Causal{});
+      ssmax::attention(arguments_of(problem, output), ssmax::Softmax{}, Causal{});
       CHECK(run(problem, ssmax::Softmax{}, Causal{}) == output);
     }
   });
@@ -253,7 +255,8 @@ TEST_CASE("an explanation is one line of text", "[explain]") {
   e.reason = "short_keys: keys are in a cache";
   CHECK(
       to_string(e) ==
-      "ssmax::decode: path=decode_bf16 target=scalar operands=bfloat16 rows=8 query_block=16 key_block=1024 "
+      "ssmax::attention: path=decode_bf16 target=scalar operands=bfloat16 rows=8 query_block=16 "
+      "key_block=1024 "
       "tile_lanes=0 tasks=3 key_chunks=2 heads_together=5 threads=4 shared_sequences=0 workspace_bytes=1234 "
       "reason=\"short_keys: keys are in a "
       "cache\"");

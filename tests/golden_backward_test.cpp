@@ -1,6 +1,7 @@
 // Attention's gradients against PyTorch's autograd in float64 (golden/generate.py): masks, scores, scalings,
 // sinks, rope and a scale, with all parameters.
 
+#include "call.hpp"
 #include "golden/golden_values.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"
@@ -80,16 +81,17 @@ void check(Model<T>& model, const golden::GradientCase& expected, const S& scali
   for_each_target([&](const std::string&) {
     for (auto* values : {&model.ds, &model.db, &model.dp, &model.dsinks}) std::ranges::fill(*values, T(0));
     for (auto* values : {&model.dslopes, &model.dbias}) std::ranges::fill(*values, 0.0);
-    ssmax::attention<T>({.q = q, .k = k, .v = v, .out = out, .lse = lse}, scaling, mask, score, options);
-    ssmax::attention_backward<T>(
-        {.q = q, .k = k, .v = v, .out = out, .lse = lse},
+    ssmax::attention<ssmax::detail::ComputeType<T>>(
+        with({.q = q, .k = k, .v = v, .out = out, .lse = lse}, options), scaling, mask, score);
+    ssmax::attention_backward<ssmax::detail::ComputeType<T>>(
+        backward_with({.q = q, .k = k, .v = v, .out = out, .lse = lse}, options),
         {.dout = {model.dout.data(), of_out},
          .dlse = {model.dlse.data(), of_rows},
          .dq = {model.dq.data(), of_q},
          .dk = {model.dk.data(), of_k},
          .dv = {model.dv.data(), of_v},
          .dsinks = options.sinks.empty() ? std::span<T>() : std::span<T>(model.dsinks)},
-        scaling, mask, score, options);
+        scaling, mask, score);
     CHECK(worst<T>(model.out, expected.out) <= tolerance<T>);
     CHECK(worst<T>(model.lse, expected.lse) <= tolerance<T>);
     CHECK(worst<T>(model.dq, expected.dq) <= tolerance<T>);

@@ -1,6 +1,7 @@
 // The library against PyTorch in float64 (golden/generate.py). In double this is about logic: every value
 // within 1e-13. In float it is about precision, with bounds argued below; u = 2^-24 is half an ulp of one.
 
+#include "call.hpp"
 #include "golden/golden_values.hpp"
 
 #include "test.hpp"
@@ -284,13 +285,14 @@ void check_attention(const golden::AttentionCase& expected, const Scaling& scali
   using namespace golden;
   const std::vector<T> q = as<T>(attention_q), k = as<T>(attention_k), v = as<T>(attention_v);
   std::vector<T> out(expected.out.size()), lse(expected.lse.size());
-  ssmax::attention<T>(
-      {.q = View<const T, 4>(q.data(), {attention_batch, attention_q_heads, attention_n, attention_d}),
-       .k = View<const T, 4>(k.data(), {attention_batch, attention_kv_heads, attention_m, attention_d}),
-       .v = View<const T, 4>(v.data(), {attention_batch, attention_kv_heads, attention_m, attention_dv}),
-       .out = View<T, 4>(out.data(), {attention_batch, attention_q_heads, attention_n, attention_dv}),
-       .lse = View<T, 3>(lse.data(), {attention_batch, attention_q_heads, attention_n})},
-      scaling, mask, options);
+  ssmax::attention<ssmax::detail::ComputeType<T>>(
+      with({.q = View<const T, 4>(q.data(), {attention_batch, attention_q_heads, attention_n, attention_d}),
+            .k = View<const T, 4>(k.data(), {attention_batch, attention_kv_heads, attention_m, attention_d}),
+            .v = View<const T, 4>(v.data(), {attention_batch, attention_kv_heads, attention_m, attention_dv}),
+            .out = View<T, 4>(out.data(), {attention_batch, attention_q_heads, attention_n, attention_dv}),
+            .lse = View<T, 3>(lse.data(), {attention_batch, attention_q_heads, attention_n})},
+           options),
+      scaling, mask);
   CHECK(worst(out, expected.out, attention_tolerance<T>) <= 1);
   CHECK(worst(lse, expected.lse, attention_tolerance<T>) <= 1);
 }

@@ -98,13 +98,12 @@ TEST_CASE("attention of packed views is bit-identical to attention of copied ten
   const ssmax::SSMax<float> scaling{0.43F};
   const View<float, 4> result =
       heads_view(View<float, 3>(packed_out.data(), {batch, tokens, heads * d}), heads);
-  ssmax::attention<float>({.q = views.q, .k = views.k, .v = views.v, .out = result}, scaling,
-                          ssmax::Causal{});
-  ssmax::attention<float>({.q = {q.data(), {batch, heads, tokens, d}},
-                           .k = {k.data(), {batch, kv_heads, tokens, d}},
-                           .v = {v.data(), {batch, kv_heads, tokens, d}},
-                           .out = {out.data(), {batch, heads, tokens, d}}},
-                          scaling, ssmax::Causal{});
+  ssmax::attention({.q = views.q, .k = views.k, .v = views.v, .out = result}, scaling, ssmax::Causal{});
+  ssmax::attention({.q = {q.data(), {batch, heads, tokens, d}},
+                    .k = {k.data(), {batch, kv_heads, tokens, d}},
+                    .v = {v.data(), {batch, kv_heads, tokens, d}},
+                    .out = {out.data(), {batch, heads, tokens, d}}},
+                   scaling, ssmax::Causal{});
   CHECK(copied(result) == out);
 }
 

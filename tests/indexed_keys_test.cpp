@@ -179,8 +179,9 @@ TEST_CASE("results that overlap the pool are refused", "[indexed_keys][errors]")
   const std::vector<int> indices{4, 2}, lengths{2};
   const View<const float, 3> k(memory.data(), {10, 1, 8});
   const IndexedKeys keys(k, k, View<const int, 3>(indices.data(), {1, 1, 2}), lengths);
-  check_refused({"ssmax::decode: out", "overlaps"}, [&] {
-    ssmax::decode<float>({.q = {q.data(), {1, 1, 1, 8}}, .out = {memory.data() + 8, {1, 1, 1, 8}}}, keys);
+  check_refused({"ssmax::attention: out", "overlaps"}, [&] {
+    ssmax::attention({.q = {q.data(), {1, 1, 1, 8}}, .keys = keys, .out = {memory.data() + 8, {1, 1, 1, 8}}},
+                     ssmax::Causal{});
   });
 }
 

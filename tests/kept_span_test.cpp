@@ -2,6 +2,7 @@
 
 #include <concepts>
 
+#include "call.hpp"
 #include "test.hpp"
 
 namespace kept_span_test {

@@ -109,10 +109,11 @@ Results decoded(const K& keys, index_t queries, const M& mask, E&& executor) {
   const auto rows = static_cast<std::size_t>(batch * heads * queries);
   const auto q = reference::normals<float>(rows * width, 3);
   Results results{std::vector<float>(rows * value_width, 7.0f), std::vector<float>(rows, 7.0f)};
-  ssmax::decode<float>({.q = View<const float, 4>(q.data(), {batch, heads, queries, width}),
-                        .out = View<float, 4>(results.out.data(), {batch, heads, queries, value_width}),
-                        .lse = View<float, 3>(results.lse.data(), {batch, heads, queries})},
-                       keys, SSMax<float>{0.4f, 0.1f}, mask, {}, executor);
+  ssmax::attention({.q = View<const float, 4>(q.data(), {batch, heads, queries, width}),
+                    .keys = keys,
+                    .out = View<float, 4>(results.out.data(), {batch, heads, queries, value_width}),
+                    .lse = View<float, 3>(results.lse.data(), {batch, heads, queries})},
+                   SSMax<float>{0.4f, 0.1f}, mask, executor);
   return results;
 }
 
@@ -193,8 +194,9 @@ TEMPLATE_TEST_CASE("a run of one key may have any stride", "[decode][key_source]
     for_each_target_of<T>([&](const std::string& target) {
       INFO(target << ", queries " << queries);
       std::vector<T> out(q.size());
-      attention<T>({.q = {q.data(), {1, 1, queries, 64}}, .out = {out.data(), {1, 1, queries, 64}}}, source,
-                   Softmax{}, Full{});
+      attention<ssmax::detail::ComputeType<T>>(
+          {.q = {q.data(), {1, 1, queries, 64}}, .keys = source, .out = {out.data(), {1, 1, queries, 64}}},
+          Softmax{}, Full{});
       CHECK(std::ranges::all_of(out, [](T x) { return std::isfinite(static_cast<float>(x)); }));
     });
   }
@@ -205,22 +207,22 @@ TEST_CASE("a source that does not fit the queries is refused", "[decode][key_sou
   Pages<float> pages(cache, 32, 0, 6);
   const auto message = [&] { return refusal([&] { decoded(pages, 1, Causal{}, ssmax::Serial{}); }); };
   pages.extents.batch = 4;
-  CHECK(message() == "ssmax::decode: k has extent 4 in dimension 0, q has 3");
+  CHECK(message() == "ssmax::attention: k has extent 4 in dimension 0, q has 3");
   pages.extents = cache.shape();
   pages.extents.width = 11;
-  CHECK(message() == "ssmax::decode: k has extent 11 in dimension 3, q has 12");
+  CHECK(message() == "ssmax::attention: k has extent 11 in dimension 3, q has 12");
   pages.extents = cache.shape();
   pages.extents.value_width = 8;
-  CHECK(message() == "ssmax::decode: out has extent 9 in dimension 3, v has 8");
+  CHECK(message() == "ssmax::attention: out has extent 9 in dimension 3, v has 8");
   pages.extents = cache.shape();
   pages.extents.kv_heads = 3;
-  CHECK(message() == "ssmax::decode: q has heads 4, must be a multiple of the heads of k, 3");
+  CHECK(message() == "ssmax::attention: q has heads 4, must be a multiple of the heads of k, 3");
   pages.extents = cache.shape();
   CHECK(message() == "(nothing was thrown)");
   CHECK(refusal([&] { decoded(WithoutLast{{cache}}, 1, Causal{}, ssmax::Serial{}); }) ==
-        "ssmax::decode: k stores keys up to 1299, the length is 1300");
+        "ssmax::attention: k stores keys up to 1299, the length is 1300");
   CHECK(refusal([&] { decoded(pages, 61, Causal{}, ssmax::Serial{}); }) ==
-        "ssmax::decode: q has positions 61, a sequence of the cache has 60");
+        "ssmax::attention: q has positions 61, a sequence of the cache has 60");
 }
 
 }  // namespace key_source_test

@@ -1,6 +1,7 @@
 // Logits beyond the range of the compute type have the same result for any number of queries: NaN above the range, the
 // weight 0 below it.
 
+#include "call.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"
@@ -41,13 +42,16 @@ struct Problem {
 
   View<const T, 4> view(const std::vector<T>& x, index_t rows) const { return {x.data(), {1, 1, rows, d}}; }
   void over_views(bool has_score) {
-    const AttentionArguments<T> a{view(q, queries),
-                                  view(k, keys),
-                                  view(v, keys),
-                                  {out.data(), {1, 1, queries, d}},
-                                  {lse.data(), {1, 1, queries}}};
-    if (has_score) return attention<T>(a, Constant(10), Full{}, Softcap(3e38), {.scale = 1.0});
-    attention<T>(a, Constant(10), Full{}, {.scale = 1.0});
+    const AttentionArguments<ssmax::detail::ComputeType<T>> a{view(q, queries),
+                                                              view(k, keys),
+                                                              view(v, keys),
+                                                              {out.data(), {1, 1, queries, d}},
+                                                              {lse.data(), {1, 1, queries}}};
+    if (has_score)
+      return attention<ssmax::detail::ComputeType<T>>(with(a, AttentionOptions<T>{.scale = 1.0}),
+                                                      Constant(10), Full{}, Softcap(3e38));
+    attention<ssmax::detail::ComputeType<T>>(with(a, AttentionOptions<T>{.scale = 1.0}), Constant(10),
+                                             Full{});
   }
   void over_cache() {
     KvCache<T> cache({.batch = 1, .kv_heads = 1, .width = d, .capacity = keys});

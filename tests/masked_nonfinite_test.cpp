@@ -112,8 +112,13 @@ void check_views(const Data<T>& data) {
   check_rows<T>(data, [&](const Data<T>& numbers, const auto& mask) {
     Output<T> result(data.shape);
     const auto [q, out, lse] = arguments_of(data, result);
-    attention<T>({.q = q, .k = numbers.k_view(0, keys), .v = numbers.v_view(0, keys), .out = out, .lse = lse},
-                 LogN{}, mask, {.explanation = &result.explanation});
+    attention<Compute<T>>({.q = q,
+                           .k = numbers.k_view(0, keys),
+                           .v = numbers.v_view(0, keys),
+                           .out = out,
+                           .lse = lse,
+                           .explanation = &result.explanation},
+                          LogN{}, mask);
     return result;
   });
 }

@@ -33,12 +33,13 @@ struct Mixed {
     for (index_t b = 0; b < sequences.count(); ++b) {
       Explanation explanation;
       const Tensor<T>&in_q = q, &in_k = k, &in_v = v;
-      attention<T>({.q = in_q.alone(b),
-                    .k = in_k.alone(b),
-                    .v = in_v.alone(b),
-                    .out = expected.alone(b),
-                    .lse = expected_lse.numbers_alone(b)},
-                   LogN{}, Causal{}, Identity{}, {.explanation = &explanation});
+      attention<Compute<T>>({.q = in_q.alone(b),
+                             .k = in_k.alone(b),
+                             .v = in_v.alone(b),
+                             .out = expected.alone(b),
+                             .lse = expected_lse.numbers_alone(b),
+                             .explanation = &explanation},
+                            LogN{}, Causal{}, Identity{});
       paths.insert(explanation.path);
     }
   }
@@ -48,10 +49,15 @@ struct Mixed {
   template <class E>
   void run(Tensor<T>& out, Tensor<Compute<T>>& lse, Workspace* workspace, Explanation* explanation,
            E&& executor) const {
-    attention<T>({.q = q.view(), .k = k.view(), .v = v.view(), .out = out.view(), .lse = lse.numbers()},
-                 LogN{}, Causal{}, Identity{},
-                 {.workspace = workspace, .lengths = sequences.lengths(), .explanation = explanation},
-                 executor);
+    attention<Compute<T>>({.q = q.view(),
+                           .k = k.view(),
+                           .v = v.view(),
+                           .out = out.view(),
+                           .lse = lse.numbers(),
+                           .workspace = workspace,
+                           .lengths = sequences.lengths(),
+                           .explanation = explanation},
+                          LogN{}, Causal{}, Identity{}, executor);
   }
 
   template <class E>

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "call.hpp"
 #include "catch.hpp"
 #include "refusal.hpp"
 

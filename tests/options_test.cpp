@@ -3,6 +3,7 @@
 #include <ssmax/ssmax.hpp>
 #include <vector>
 
+#include "call.hpp"
 #include "options_table.hpp"
 
 namespace options_test {
@@ -14,25 +15,30 @@ struct Call : Tensors {
   std::vector<float> shift = lse, sum = lse;
 
   void views(const Options& options) {
-    attention<float>({.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)},
-                     Softmax{}, Full{}, options);
+    attention(with({.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)}, options),
+              Softmax{}, Full{});
   }
   void partial(const Options& options) {
-    attention_partial<float>(
-        {.q = view(q), .k = view(q), .v = view(q), .keys = n, .state = {rows(shift), rows(sum), view(out)}},
-        Softmax{}, Full{}, options);
+    attention(with({.q = view(q),
+                    .k = view(q),
+                    .v = view(q),
+                    .state = {rows(shift), rows(sum), view(out)},
+                    .all_keys = n},
+                   options),
+              Softmax{}, Full{});
   }
   void backward(const Options& options) {
     views({});
-    attention_backward<float>({.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)},
-                              {.dout = view(gradient), .dq = view(dq), .dk = view(dk), .dv = view(dv)},
-                              Softmax{}, Full{}, options);
+    attention_backward(
+        backward_with({.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)},
+                      options),
+        {.dout = view(gradient), .dq = view(dq), .dk = view(dk), .dv = view(dv)}, Softmax{}, Full{});
   }
   void source(const Options& options) {
-    attention<float>({.q = view(q), .out = view(out)}, cache, Softmax{}, Full{}, options);
+    attention(with({.q = view(q), .keys = cache, .out = view(out)}, options), Softmax{}, Full{});
   }
   void decoded(const Options& options) {
-    decode<float>({.q = view(q), .out = view(out)}, cache, Softmax{}, Causal{}, options);
+    attention(with({.q = view(q), .keys = cache, .out = view(out)}, options), Softmax{}, Causal{});
   }
   void plan(const Options& options) {
     (void)AttentionPlan<float>(

@@ -536,9 +536,10 @@ TEST_CASE("results that overlap the pool of a paged cache are refused", "[paged_
   const View<const float, 3> row(rows.data(), {1, 1, 8});
   cache.append(row, row, ids);
   auto* const pool = const_cast<float*>(cache.source(ids).memory().first.data());
-  check_refused({"ssmax::decode: out", "overlaps"}, [&] {
-    ssmax::decode<float>({.q = {rows.data(), {1, 1, 1, 8}}, .out = {pool + 100, {1, 1, 1, 8}}},
-                         cache.source(ids), ssmax::Softmax{});
+  check_refused({"ssmax::attention: out", "overlaps"}, [&] {
+    ssmax::attention(
+        {.q = {rows.data(), {1, 1, 1, 8}}, .keys = cache.source(ids), .out = {pool + 100, {1, 1, 1, 8}}},
+        ssmax::Softmax{}, ssmax::Causal{});
   });
 }
 

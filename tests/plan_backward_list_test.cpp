@@ -2,6 +2,7 @@
 
 #include <random>
 
+#include "call.hpp"
 #include "sequence_lengths_problem.hpp"
 #include "test.hpp"
 

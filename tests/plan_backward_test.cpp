@@ -2,6 +2,7 @@
 
 #include "allocation_count.hpp"
 #include "attention_backward_problem.hpp"
+#include "call.hpp"
 #include "planned_memory.hpp"
 #include "refusal.hpp"
 #include "test.hpp"
@@ -38,7 +39,7 @@ void check(const Shape& shape, const AttentionOptions<T>& options, const MakeSco
     Learnt<T> expected(problem, options.sinks.size());
     const Output<T> output = run<T>(problem, heads.scaling(), Causal{}, score(expected), options);
     const auto gradients = [&](Learnt<T>& learnt) {
-      AttentionGradients<T> g = gradients_to(problem, learnt.of_tensors);
+      AttentionGradients<Compute<T>> g = gradients_to(problem, learnt.of_tensors);
       g.dsinks = learnt.of_tensors.dsinks;
       g.accumulate = accumulate;
       return g;
@@ -46,9 +47,9 @@ void check(const Shape& shape, const AttentionOptions<T>& options, const MakeSco
     const auto scaling = [&](Learnt<T>& learnt) {
       return SSMaxGradient<Compute<T>>(heads.scaling().gradient(learnt.ds, learnt.db));
     };
-    const BackwardArguments<T> arguments = backward_arguments_of(problem, output);
-    attention_backward<T>(arguments, gradients(expected), scaling(expected), Causal{}, score(expected),
-                          options);
+    const BackwardArguments<Compute<T>> arguments = backward_arguments_of(problem, output);
+    attention_backward<Compute<T>>(backward_with(arguments, options), gradients(expected), scaling(expected),
+                                   Causal{}, score(expected));
     for (const index_t threads : {1, 2, 3, 8}) {
       Learnt<T> example(problem, 0);
       const BackwardPlan<T, SSMaxGradient<Compute<T>>, Causal, decltype(score(example))> plan(

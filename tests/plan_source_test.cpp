@@ -2,6 +2,7 @@
 // keys. A plan and its bound calls keep what they were given as temporaries.
 
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "guarded_memory.hpp"
 #include "refusal.hpp"
 #include "same_bits.hpp"
@@ -46,7 +47,9 @@ struct Call {
         q(reference::normals<T>(static_cast<std::size_t>(batch * of_heads * rows * d), 9)),
         out(q.size(), T(-77.F)),
         extents{batch, of_heads, rows, d} {}
-  DecodeArguments<T> arguments() { return {.q = {q.data(), extents}, .out = {out.data(), extents}}; }
+  AttentionArguments<Compute<T>> arguments() {
+    return {.q = {q.data(), extents}, .out = {out.data(), extents}};
+  }
 
   typename View<T, 4>::Extents extents;
 };
@@ -55,7 +58,7 @@ struct Call {
 template <class T, class K>
 std::vector<T> expected(const K& source) {
   Call<T> call(source.shape().batch);
-  attention<T>(call.arguments(), source, SSMax<float>{0.3F}, Causal{});
+  attention<Compute<T>>(call.arguments(), source, SSMax<float>{0.3F}, Causal{});
   return call.out;
 }
 
@@ -219,12 +222,12 @@ TEST_CASE("a plan and a workspace have the memory of the list of sequences", "[d
     CHECK(memory.is_intact());
     Explanation explanation;
     options.explanation = &explanation;
-    attention<float>(expected.arguments(), keys, Softmax{}, Causal{}, options);
+    attention(with(expected.arguments(), options), keys, Softmax{}, Causal{});
     CHECK(same_bits(got.out, expected.out));
     const GuardedMemory exact(explanation.workspace_bytes);
     Workspace workspace(exact.span());
     options.workspace = &workspace;
-    attention<float>(again.arguments(), keys, Softmax{}, Causal{}, options);
+    attention(with(again.arguments(), options), keys, Softmax{}, Causal{});
     CHECK(same_bits(again.out, expected.out));
     CHECK(exact.is_intact());
   };
@@ -243,7 +246,7 @@ TEST_CASE("bind refuses a Bias that attention refuses", "[decode][plan][errors]"
   Call<float> call(2, 1, 1, 4);
   for (const index_t keys : {5, 8}) {
     const Bias bias(View<const float, 4>(rows.data(), {2, 1, 1, keys}));
-    const auto attend = [&] { attention<float>(call.arguments(), cache, Softmax{}, Causal{}, bias); };
+    const auto attend = [&] { attention(call.arguments(), cache, Softmax{}, Causal{}, bias); };
     const std::string expected = refusal(attend);
     CHECK(expected.find("bias has extent") != std::string::npos);
     CHECK(refusal([&] { (void)plan.bind(call.arguments(), cache, Softmax{}, bias); }) == expected);
@@ -278,13 +281,12 @@ TEST_CASE("a plan keeps the lengths that it was given", "[attention][decode][pla
       std::fill(expected.begin(), expected.end(), -77.F);
     };
     const Softmax scaling;
-    attention<float>({.q = q, .k = q, .v = q, .out = to(expected)}, scaling, Causal{},
-                     {.lengths = lengths_of(before)});
+    attention({.q = q, .k = q, .v = q, .out = to(expected), .lengths = lengths_of(before)}, scaling,
+              Causal{});
     const AttentionPlan<float, Causal> plan({batch, 2, 2, rows, rows, d}, Causal{},
                                             {.lengths = lengths_of(given)});
     check_run(plan, [&] { return plan.bind({.q = q, .k = q, .v = q, .out = to(out)}, scaling); });
-    attention<float>({.q = q, .out = to(expected)}, cache, scaling, Causal{},
-                     {.lengths = queries_of(before)});
+    attention({.q = q, .keys = cache, .out = to(expected), .lengths = queries_of(before)}, scaling, Causal{});
     const SourcePlan<float, KvCache<float>> over_source({.heads = 2, .queries = rows}, cache, Causal{},
                                                         {.lengths = queries_of(given)});
     check_run(over_source, [&] { return over_source.bind({.q = q, .out = to(out)}, cache, scaling); });
@@ -348,12 +350,12 @@ TEST_CASE("a bound call keeps temporary sources, scalings and scores", "[attenti
   cache.append(stored, stored);
   Viewed::other_keys().append(other, other);
   Call<float> expected(1, 1, 1, d), got(1, 1, 1, d), over_views(1, 1, 1, d);
-  attention<float>(expected.arguments(), cache, Scaled(), Causal{}, Shifted());
+  attention(expected.arguments(), cache, Scaled(), Causal{}, Shifted());
 
   const SourcePlan<float, Viewed> plan({.heads = 1, .queries = 1}, Viewed(cache), Causal{});
   const auto bound = plan.bind(got.arguments(), Viewed(cache), Scaled(), Shifted());
   const AttentionPlan<float, Causal> views({.queries = 1, .keys = n, .width = d}, Causal{});
-  const DecodeArguments<float> a = over_views.arguments();
+  const AttentionArguments<float> a = over_views.arguments();
   const auto bound_views =
       views.bind({.q = a.q, .k = stored, .v = stored, .out = a.out}, Scaled(), Shifted());
   bound.run(GuardedMemory(plan.bytes()).span());

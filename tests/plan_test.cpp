@@ -3,6 +3,7 @@
 #include <ssmax/plan.hpp>
 
 #include "allocation_count.hpp"
+#include "call.hpp"
 #include "planned_memory.hpp"
 #include "refusal.hpp"
 #include "same_bits.hpp"
@@ -88,7 +89,7 @@ KvCache<X> cache_of(const Problem<T>& problem, bool is_ring = false) {
 }
 
 template <class T>
-ssmax::DecodeArguments<T> decode_arguments_of(const Problem<T>& problem, Output<T>& output) {
+ssmax::AttentionArguments<Compute<T>> decode_arguments_of(const Problem<T>& problem, Output<T>& output) {
   return {.q = problem.q_view(), .out = output.out_view(), .lse = output.lse_view()};
 }
 
@@ -103,8 +104,8 @@ void check_source_plan(const Shape& shape, const M& mask, const AttentionOptions
     Output<T> expected(shape);
     AttentionOptions<T> explained = options;
     explained.explanation = &expected.explanation;
-    ssmax::attention<T>(decode_arguments_of(problem, expected), cache, heads.scaling(), mask, Softcap{7},
-                        explained);
+    ssmax::attention<Compute<T>>(with(over(decode_arguments_of(problem, expected), cache), explained),
+                                 heads.scaling(), mask, Softcap{7});
     for (const index_t threads : {1, 3}) {
       const ssmax::SourcePlan<T, KvCache<X>, M> plan({.heads = shape.heads, .queries = shape.queries}, cache,
                                                      mask, options, threads);
@@ -145,7 +146,7 @@ TEST_CASE("a plan over a source of sequences with their own numbers of queries",
                                                       2);
   const GuardedMemory memory(plan.bytes());
   Output<float> expected(packed), output(packed);
-  ssmax::attention<float>(decode_arguments_of(queries, expected), cache, LogN{}, Causal{}, options);
+  ssmax::attention(with(over(decode_arguments_of(queries, expected), cache), options), LogN{}, Causal{});
   plan.bind(decode_arguments_of(queries, output), cache, LogN{}).run(memory.span());
   CHECK(memory.is_intact());
   CHECK(same_bits(output.out, expected.out));

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <random>
 
+#include "call.hpp"
 #include "decode_sources.hpp"
 #include "refusal.hpp"
 #include "test.hpp"
@@ -334,20 +335,22 @@ TEST_CASE("widths that are no multiple of a group are refused", "[q8_0][errors]"
   std::vector<float> out(64);
   const auto decode_over = [&](index_t d, index_t dv) {
     return [&, d, dv] {
-      decode<float>({.q = {q.data(), {1, 1, 1, d}}, .out = {out.data(), {1, 1, 1, dv}}},
-                    OneKey{groups.data(), d, dv});
+      attention({.q = {q.data(), {1, 1, 1, d}},
+                 .keys = OneKey{groups.data(), d, dv},
+                 .out = {out.data(), {1, 1, 1, dv}}},
+                Causal{});
     };
   };
   CHECK(refusal(decode_over(64, 32)) == "(nothing was thrown)");
-  check_refused({"ssmax::decode: k has channels 40, must be a multiple", "32"}, decode_over(40, 32));
-  check_refused({"ssmax::decode: v has channels 40, must be a multiple", "32"}, decode_over(32, 40));
+  check_refused({"ssmax::attention: k has channels 40, must be a multiple", "32"}, decode_over(40, 32));
+  check_refused({"ssmax::attention: v has channels 40, must be a multiple", "32"}, decode_over(32, 40));
 
   const std::vector<int> table{0, 1}, lengths{20};
   const View<const Q8_0, 4> k(groups.data(), {2, 16, 1, 2});
   const ssmax::PageTable<int> pages(View<const int, 2>(table.data(), {1, 2}), lengths);
   const ssmax::PagedKeys keys(k, k, pages);
-  check_refused({"ssmax::decode: ", "60", "64"}, [&] {
-    decode<float>({.q = {q.data(), {1, 1, 1, 60}}, .out = {out.data(), {1, 1, 1, 64}}}, keys);
+  check_refused({"ssmax::attention: ", "60", "64"}, [&] {
+    attention({.q = {q.data(), {1, 1, 1, 60}}, .keys = keys, .out = {out.data(), {1, 1, 1, 64}}}, Causal{});
   });
   check_refused({"ssmax::PagedKeys: k_scales has size 32, the storage type has no factors: must be 0"}, [&] {
     ssmax::PagedKeys wide(k, k, pages, ssmax::KeyScales<3>::per_tensor(k, q.data(), k, nullptr));

@@ -2,6 +2,7 @@
 // k, on targets with the bf16 path. Other targets ignore the option.
 
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::rounded_rotation_test {
@@ -73,8 +74,9 @@ TEST_CASE("rounded_rotation is bit-identical to attention over rotated and round
       const auto attend = [&](const Heads& queries, const Heads& keys, Options options) {
         Heads out(c.heads, c.queries, c.width, 4);
         options.explanation = &explanation;
-        ssmax::attention<bfloat16>({.q = queries.view(), .k = keys.view(), .v = v.view(), .out = out.view()},
-                                   ssmax::Constant{3}, Causal{}, options);
+        ssmax::attention(
+            with({.q = queries.view(), .k = keys.view(), .v = v.view(), .out = out.view()}, options),
+            ssmax::Constant{3}, Causal{});
         return bits_of(out.numbers);
       };
       const auto got = attend(q, k, {.rope = &rope, .rounded_rotation = true});
@@ -101,8 +103,8 @@ TEST_CASE("rounded_rotation rounds the queries over a cache, and its keys if the
       const auto decode = [&](const Heads& rows, const ssmax::KvCache<bfloat16>& cache,
                               const Options& options) {
         Heads out(1, queries, width, 4);
-        ssmax::decode<bfloat16>({.q = rows.view(), .out = out.view()}, cache, ssmax::Constant{3}, Causal{},
-                                options);
+        ssmax::attention(with({.q = rows.view(), .keys = cache, .out = out.view()}, options),
+                         ssmax::Constant{3}, Causal{});
         return bits_of(out.numbers);
       };
       const auto expected = decode(q_turned, turned, {});
@@ -128,21 +130,23 @@ TEST_CASE("rounded_rotation has the gradients of rotated and rounded rows, rotat
     const auto gradients = [&](const Heads& queries, const Heads& keys, const Options& options) {
       Heads out(1, n, width, 4);
       std::vector<float> lse(static_cast<std::size_t>(n));
-      ssmax::attention<bfloat16>({.q = queries.view(),
-                                  .k = keys.view(),
-                                  .v = v.view(),
-                                  .out = out.view(),
-                                  .lse = {lse.data(), {1, 1, n}}},
-                                 ssmax::Softmax{}, Causal{}, options);
+      ssmax::attention(with({.q = queries.view(),
+                             .k = keys.view(),
+                             .v = v.view(),
+                             .out = out.view(),
+                             .lse = {lse.data(), {1, 1, n}}},
+                            options),
+                       ssmax::Softmax{}, Causal{});
       Gradients g{out, out, out};
-      ssmax::attention_backward<bfloat16>(
-          {.q = queries.view(),
-           .k = keys.view(),
-           .v = v.view(),
-           .out = std::as_const(out).view(),
-           .lse = {lse.data(), {1, 1, n}}},
+      ssmax::attention_backward(
+          backward_with({.q = queries.view(),
+                         .k = keys.view(),
+                         .v = v.view(),
+                         .out = std::as_const(out).view(),
+                         .lse = {lse.data(), {1, 1, n}}},
+                        options),
           {.dout = dout.view(), .dq = g.dq.view(), .dk = g.dk.view(), .dv = g.dv.view()}, ssmax::Softmax{},
-          Causal{}, options);
+          Causal{});
       return g;
     };
     const Gradients got = gradients(q, k, {.rope = &rope, .rounded_rotation = true}),

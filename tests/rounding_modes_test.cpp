@@ -98,12 +98,12 @@ void check_attention(Real bound) {
         std::vector<T> out(q.size()), lse(static_cast<std::size_t>(heads * queries));
         {
           const RoundingMode scope(mode);
-          ssmax::attention<T>({.q = view(q, queries),
-                               .k = view(k, keys),
-                               .v = view(v, keys),
-                               .out = {out.data(), {1, heads, queries, width}},
-                               .lse = {lse.data(), {1, heads, queries}}},
-                              ssmax::Softmax{}, Causal{});
+          ssmax::attention<ssmax::detail::ComputeType<T>>({.q = view(q, queries),
+                                                           .k = view(k, keys),
+                                                           .v = view(v, keys),
+                                                           .out = {out.data(), {1, heads, queries, width}},
+                                                           .lse = {lse.data(), {1, heads, queries}}},
+                                                          ssmax::Softmax{}, Causal{});
         }
         for (std::size_t i = 0; i < out.size(); ++i) {
           worst = worse(worst, std::abs(out[i] - exact.out[i]) / sizes.out[i]);

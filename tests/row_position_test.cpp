@@ -1,8 +1,8 @@
 // Row::position: a scaling receives the query's own position, in attention, decode and rows.
 #include <array>
 #include <cmath>
+#include <ssmax/attention.hpp>
 #include <ssmax/attention_backward.hpp>
-#include <ssmax/decode.hpp>
 #include <ssmax/kv_cache.hpp>
 #include <ssmax/mask.hpp>
 #include <ssmax/scaling.hpp>
@@ -50,11 +50,11 @@ Sizes rows_of_attention(index_t queries, index_t keys, const M& mask) {
   Sizes rows = unseen(queries);
   const std::vector<float> zeros(static_cast<std::size_t>(8 * (queries + keys)));
   std::vector<float> out(static_cast<std::size_t>(8 * queries));
-  ssmax::attention<float>({.q = {zeros.data(), {1, 1, queries, 8}},
-                           .k = {zeros.data(), {1, 1, keys, 8}},
-                           .v = {zeros.data(), {1, 1, keys, 8}},
-                           .out = {out.data(), {1, 1, queries, 8}}},
-                          Recorder{&rows}, mask);
+  ssmax::attention({.q = {zeros.data(), {1, 1, queries, 8}},
+                    .k = {zeros.data(), {1, 1, keys, 8}},
+                    .v = {zeros.data(), {1, 1, keys, 8}},
+                    .out = {out.data(), {1, 1, queries, 8}}},
+                   Recorder{&rows}, mask);
   return rows;
 }
 
@@ -114,13 +114,13 @@ TEST_CASE("the position of a scaling counts the keys that a cache has stored",
   for (const bool causal : {false, true}) {
     Sizes rows = unseen(2);
     const Recorder recorder{&rows};
-    const ssmax::DecodeArguments<float> arguments{.q = {zeros.data(), {2, 1, 2, 8}},
-                                                  .out = {out.data(), {2, 1, 2, 8}}};
+    const ssmax::AttentionArguments<float> arguments{.q = {zeros.data(), {2, 1, 2, 8}},
+                                                     .out = {out.data(), {2, 1, 2, 8}}};
     if (causal) {
-      ssmax::decode<float>(arguments, cache, recorder, Causal{});
+      ssmax::attention(over(arguments, cache), recorder, Causal{});
       CHECK(rows == Sizes{{5, 6}, {6, 7}});
     } else {
-      ssmax::decode<float>(arguments, cache, recorder, Full{});
+      ssmax::attention(over(arguments, cache), recorder, Full{});
       CHECK(rows == Sizes{{5, 6}, {7, 7}});
     }
   }
@@ -148,8 +148,9 @@ TEST_CASE("queries that see the same keys have multipliers of their own position
                             .k = in,
                             .v = in,
                             .out = {out.data(), {1, 1, queries, 4}},
-                            .lse = View<double, 3>(lse.data(), {1, 1, queries})},
-                           OfPosition{}, Full{}, ssmax::Identity{}, {.scale = 1});
+                            .lse = View<double, 3>(lse.data(), {1, 1, queries}),
+                            .scale = 1},
+                           OfPosition{}, Full{}, ssmax::Identity{});
   check();
 }
 
@@ -164,7 +165,7 @@ TEST_CASE("a scaling by position has its gradient by position", "[attention][bac
   const View<const float, 4> in(zeros.data(), {1, 1, 3, 8});
   std::array<float, 3> lse{};
   std::vector<float> dq(3 * 8), dk(3 * 8), dv(3 * 8);
-  ssmax::attention_backward<float>(
+  ssmax::attention_backward(
       {.q = in, .k = in, .v = in, .out = in, .lse = View<const float, 3>(lse.data(), {1, 1, 3})},
       {.dout = in,
        .dq = {dq.data(), {1, 1, 3, 8}},

@@ -1,6 +1,7 @@
 // A multiplier for every query, from outside: c[batch, head, query], and its gradient.
 
 #include "attention_backward_problem.hpp"
+#include "call.hpp"
 #include "decode_problem.hpp"
 #include "refusal.hpp"
 #include "same_bits.hpp"
@@ -218,20 +219,20 @@ TEST_CASE("a part's queries are counted among all", "[attention][backward][scali
     const View<const float, 4> out(whole.out.data(), {2, 2, 40, 6}), dout(problem.dout.data(), {2, 2, 40, 6});
     const View<const float, 3> lse(whole.lse.data() + first, {2, 2, 20}, {80, 40, 1}),
         dlse(problem.dlse.data() + first, {2, 2, 20}, {80, 40, 1});
-    ssmax::attention_backward<float>(
-        {.q = rows(problem.q_view()),
-         .k = problem.k_view(),
-         .v = problem.v_view(),
-         .out = rows(out),
-         .lse = lse,
-         .first_query = first,
-         .queries = 40},
-        {.dout = rows(dout),
-         .dlse = dlse,
-         .dq = rows(View<float, 4>(result.dq.data(), {2, 2, 40, 8})),
-         .dk = {result.dk.data(), {2, 1, 50, 8}},
-         .dv = {result.dv.data(), {2, 1, 50, 6}}},
-        PerQuery(c.view()).gradient(View<float, 3>(dc_of_parts.data(), c.extents)), Causal{});
+    ssmax::attention_backward({.q = rows(problem.q_view()),
+                               .k = problem.k_view(),
+                               .v = problem.v_view(),
+                               .out = rows(out),
+                               .lse = lse,
+                               .first_query = first,
+                               .all_queries = 40},
+                              {.dout = rows(dout),
+                               .dlse = dlse,
+                               .dq = rows(View<float, 4>(result.dq.data(), {2, 2, 40, 8})),
+                               .dk = {result.dk.data(), {2, 1, 50, 8}},
+                               .dv = {result.dv.data(), {2, 1, 50, 6}}},
+                              PerQuery(c.view()).gradient(View<float, 3>(dc_of_parts.data(), c.extents)),
+                              Causal{});
   }
   CHECK(same_bits(dc, dc_of_parts));
 }

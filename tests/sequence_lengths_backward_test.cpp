@@ -1,5 +1,6 @@
 // Gradients of sequences of different lengths: each has the bits of a call with it alone.
 
+#include "call.hpp"
 #include "catch.hpp"
 #include "refusal.hpp"
 #include "sequence_lengths_problem.hpp"
@@ -47,29 +48,30 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const M& mask, c
       if (all) own.lengths = sequences.lengths();
       const std::span<const Compute<T>> own_s = s, own_b = b;
       const SSMax<Compute<T>> scaling(own_s, own_b);
-      attention_backward<T>(
-          {.q = all ? q.view() : q.alone(i),
-           .k = all ? k.view() : k.alone(i),
-           .v = all ? v.view() : v.alone(i),
-           .out = all ? out.view() : out.alone(i),
-           .lse = all ? lse.numbers() : lse.numbers_alone(i)},
+      attention_backward<Compute<T>>(
+          backward_with({.q = all ? q.view() : q.alone(i),
+                         .k = all ? k.view() : k.alone(i),
+                         .v = all ? v.view() : v.alone(i),
+                         .out = all ? out.view() : out.alone(i),
+                         .lse = all ? lse.numbers() : lse.numbers_alone(i)},
+                        own),
           {.dout = all ? dout.view() : dout.alone(i),
            .dq = all ? g.dq.view() : g.dq.alone(i),
            .dk = all ? g.dk.view() : g.dk.alone(i),
            .dv = all ? g.dv.view() : g.dv.alone(i),
            .dsinks = options.sinks.empty() ? std::span<Compute<T>>() : std::span<Compute<T>>(g.dsinks),
            .accumulate = accumulate},
-          scaling.gradient(std::span<Compute<T>>(g.ds), std::span<Compute<T>>(g.db)), mask, score, own,
-          executor);
+          scaling.gradient(std::span<Compute<T>>(g.ds), std::span<Compute<T>>(g.db)), mask, score, executor);
     };
     Gradient<T> alone(sequences, sizes);
     for (index_t i = 0; i < sequences.count(); ++i) {
-      attention<T>({.q = q.alone(i),
-                    .k = k.alone(i),
-                    .v = v.alone(i),
-                    .out = out_memory.alone(i),
-                    .lse = lse_memory.numbers_alone(i)},
-                   SSMax<Compute<T>>(Compute<T>(0.4)), mask, score, options);
+      attention<Compute<T>>(with({.q = q.alone(i),
+                                  .k = k.alone(i),
+                                  .v = v.alone(i),
+                                  .out = out_memory.alone(i),
+                                  .lse = lse_memory.numbers_alone(i)},
+                                 options),
+                            SSMax<Compute<T>>(Compute<T>(0.4)), mask, score);
       run(alone, i, Serial{});
     }
     const auto check = [&](auto&& executor) {
@@ -141,26 +143,30 @@ TEST_CASE("lengths: dbias counts from the start of each sequence, and may be sum
       const auto i = static_cast<std::size_t>(b);
       const std::array<index_t, 4> own{1, sizes.heads, sequences.queries[i], sequences.keys[i]};
       const Bias own_bias(View<const float, 4>(values.data() + b * strides[0], own, strides));
-      attention<float>({.q = q.alone(b),
-                        .k = k.alone(b),
-                        .v = v.alone(b),
-                        .out = out.alone(b),
-                        .lse = lse.numbers_alone(b)},
-                       Softmax{}, Causal{}, own_bias);
-      attention_backward<float>(
-          {.q = q.alone(b),
-           .k = k.alone(b),
-           .v = v.alone(b),
-           .out = in.alone(b),
-           .lse = in_lse.numbers_alone(b)},
-          {.dout = q.alone(b), .dq = g.dq.alone(b), .dk = g.dk.alone(b), .dv = g.dv.alone(b)}, Softmax{},
-          Causal{}, own_bias.gradient(View<float, 4>(alone.data() + b * strides[0], own, strides)));
+      attention({.q = q.alone(b),
+                 .k = k.alone(b),
+                 .v = v.alone(b),
+                 .out = out.alone(b),
+                 .lse = lse.numbers_alone(b)},
+                Softmax{}, Causal{}, own_bias);
+      attention_backward({.q = q.alone(b),
+                          .k = k.alone(b),
+                          .v = v.alone(b),
+                          .out = in.alone(b),
+                          .lse = in_lse.numbers_alone(b)},
+                         {.dout = q.alone(b), .dq = g.dq.alone(b), .dk = g.dk.alone(b), .dv = g.dv.alone(b)},
+                         Softmax{}, Causal{},
+                         own_bias.gradient(View<float, 4>(alone.data() + b * strides[0], own, strides)));
     }
-    attention_backward<float>(
-        {.q = q.view(), .k = k.view(), .v = v.view(), .out = in.view(), .lse = in_lse.numbers()},
-        {.dout = q.view(), .dq = h.dq.view(), .dk = h.dk.view(), .dv = h.dv.view()}, Softmax{}, Causal{},
-        Bias(bias).gradient(View<float, 4>(together.data(), extents, strides)),
-        {.lengths = sequences.lengths()}, three);
+    attention_backward({.q = q.view(),
+                        .k = k.view(),
+                        .v = v.view(),
+                        .out = in.view(),
+                        .lse = in_lse.numbers(),
+                        .lengths = sequences.lengths()},
+                       {.dout = q.view(), .dq = h.dq.view(), .dk = h.dk.view(), .dv = h.dv.view()}, Softmax{},
+                       Causal{}, Bias(bias).gradient(View<float, 4>(together.data(), extents, strides)),
+                       three);
     CHECK(h == g);
     CHECK(same_bits(together, alone));
   }
@@ -173,16 +179,17 @@ TEST_CASE("lengths: gradients of a part are refused", "[attention][backward][len
   const std::array<index_t, 4> extents{1, 1, 3, 4};
   const View<const float, 4> view(in.data(), extents);
   const std::string message = refusal([&] {
-    attention_backward<float>(
+    attention_backward(
         {.q = view,
          .k = view,
          .v = view,
          .out = view,
          .lse = {in.data(), {1, 1, 3}},
+         .lengths = SequenceLengths::packed(cumulative),
          .first_key = 2,
-         .keys = 5},
+         .all_keys = 5},
         {.dout = view, .dq = {dq.data(), extents}, .dk = {dk.data(), extents}, .dv = {dv.data(), extents}},
-        Softmax{}, Causal{}, {.lengths = SequenceLengths::packed(cumulative)});
+        Softmax{}, Causal{});
   });
   CHECK(
       message ==

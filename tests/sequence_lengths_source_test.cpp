@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "call.hpp"
 #include "sequence_lengths_problem.hpp"
 
 #include "catch.hpp"
@@ -80,8 +81,12 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const K& source,
       Explanation explanation;
       AttentionOptions<T> alone = options;
       alone.explanation = &explanation;
-      attention<T>({.q = q.alone(b), .out = out.alone(b), .lse = lse.numbers_alone(b)}, Alone<K>{source, b},
-                   scaling, mask, score, alone);
+      attention<Compute<T>>(with({.q = q.alone(b),
+                                  .keys = Alone<K>{source, b},
+                                  .out = out.alone(b),
+                                  .lse = lse.numbers_alone(b)},
+                                 alone),
+                            scaling, mask, score);
       if (explanation.path != Path::none) paths.insert(explanation.path);
     }
     if (ssmax::shared::base_of(active_target()) == active_target()) CHECK(paths == expected);
@@ -94,15 +99,17 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const K& source,
       CHECK(result == out);
       CHECK(result_lse == lse);
     };
-    const auto attend = [&](const ssmax::DecodeArguments<T>& a, auto&& executor) {
-      attention<T>(a, source, scaling, mask, score, together, executor);
+    const auto attend = [&](const ssmax::AttentionArguments<Compute<T>>& a, auto&& executor) {
+      attention<Compute<T>>(with(a, together), source, scaling, mask, score, executor);
     };
     check(attend, ssmax::Serial{});
     check(attend, test_executors::Reverse{7});
     check(attend, three);
-    check([&](const ssmax::DecodeArguments<T>& a,
-              auto&& executor) { decode<T>(a, source, scaling, mask, score, together, executor); },
-          three);
+    check(
+        [&](const ssmax::AttentionArguments<Compute<T>>& a, auto&& executor) {
+          attention<Compute<T>>(with(over(a, source), together), scaling, mask, score, executor);
+        },
+        three);
   });
 }
 
@@ -155,13 +162,14 @@ std::string refusal_of(const SequenceLengths& lengths, index_t batch, index_t ro
   cache.append(keys, keys, nullptr, counts);
   const std::vector<float> in(static_cast<std::size_t>(batch * rows * 4), 1.0F);
   std::vector<float> out(in.size(), -77.0F);
-  const ssmax::DecodeArguments<float> arguments{.q = {in.data(), {batch, 1, rows, 4}},
-                                                .out = {out.data(), {batch, 1, rows, 4}}};
+  const ssmax::AttentionArguments<float> arguments{.q = {in.data(), {batch, 1, rows, 4}},
+                                                   .out = {out.data(), {batch, 1, rows, 4}}};
   const std::string message = refusal([&] {
     if (decodes) {
-      decode<float>(arguments, cache, Softmax{}, Causal{}, {.lengths = lengths});
+      attention(with(over(arguments, cache), AttentionOptions<float>{.lengths = lengths}), Softmax{},
+                Causal{});
     } else {
-      attention<float>(arguments, cache, Softmax{}, Causal{}, {.lengths = lengths});
+      attention(with(arguments, AttentionOptions<float>{.lengths = lengths}), cache, Softmax{}, Causal{});
     }
   });
   CHECK(std::ranges::all_of(out, [](float x) { return x == -77.0F; }));
@@ -184,14 +192,18 @@ TEST_CASE("lengths of queries over a source: refused before anything is written"
   CHECK(refusal_of(SequenceLengths::padded_queries(one), 2, 5) ==
         "ssmax::attention: lengths.queries have extent 1, q has 2 batch entries");
   CHECK(refusal_of(SequenceLengths::padded_queries(longer), 2, 5, true) ==
-        "ssmax::decode: q has positions 4, a sequence of the cache has 3");
+        "ssmax::attention: q has positions 4, a sequence of the cache has 3");
   // Calls over views need the lengths of keys.
   const std::vector<float> in(20, 1.0F);
   std::vector<float> out(20);
   const View<const float, 4> view(in.data(), {1, 1, 5, 4});
   CHECK(refusal([&] {
-          attention<float>({.q = view, .k = view, .v = view, .out = {out.data(), {1, 1, 5, 4}}}, Softmax{},
-                           Causal{}, {.lengths = SequenceLengths::packed_queries(cumulative)});
+          attention({.q = view,
+                     .k = view,
+                     .v = view,
+                     .out = {out.data(), {1, 1, 5, 4}},
+                     .lengths = SequenceLengths::packed_queries(cumulative)},
+                    Softmax{}, Causal{});
         }) == "ssmax::attention: lengths.queries have extent 3, lengths.keys have 0");
 }
 

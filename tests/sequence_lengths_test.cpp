@@ -1,5 +1,6 @@
 // Sequences of different lengths in one call: each has the bits of a call with it alone.
 
+#include "call.hpp"
 #include "sequence_lengths_problem.hpp"
 
 #include <set>
@@ -34,12 +35,13 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const S& scaling
       Explanation explanation;
       AttentionOptions<T> alone = options;
       alone.explanation = &explanation;
-      attention<T>({.q = q.alone(b),
-                    .k = k.alone(b),
-                    .v = v.alone(b),
-                    .out = out.alone(b),
-                    .lse = lse.numbers_alone(b)},
-                   scaling, mask, score, alone);
+      attention<Compute<T>>(with({.q = q.alone(b),
+                                  .k = k.alone(b),
+                                  .v = v.alone(b),
+                                  .out = out.alone(b),
+                                  .lse = lse.numbers_alone(b)},
+                                 alone),
+                            scaling, mask, score);
       if (explanation.path != Path::none) paths.insert(explanation.path);
     }
     if (ssmax::shared::base_of(active_target()) == active_target()) CHECK(paths == expected);
@@ -50,9 +52,13 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const S& scaling
       Tensor<Compute<T>> result_lse(sequences, true, sizes.heads, 1);
       Explanation explanation;
       together.explanation = &explanation;
-      attention<T>(
-          {.q = q.view(), .k = k.view(), .v = v.view(), .out = result.view(), .lse = result_lse.numbers()},
-          scaling, mask, score, together, executor);
+      attention<Compute<T>>(with({.q = q.view(),
+                                  .k = k.view(),
+                                  .v = v.view(),
+                                  .out = result.view(),
+                                  .lse = result_lse.numbers()},
+                                 together),
+                            scaling, mask, score, executor);
       CHECK(paths.empty() == (explanation.path == Path::none));
       CHECK((paths.empty() || paths.contains(explanation.path)));
       CHECK(result == out);
@@ -125,8 +131,8 @@ TEST_CASE("lengths: policies count queries and keys from the start of each seque
       const View<const float, 3> own_c(c.data_handle() + b * c.stride(0),
                                        {1, sizes.heads, sequences.queries[i]}, {0, c.stride(1), 1});
       const Where mask([&](const Query& query, index_t key) { return (query.index + key + b) % 3 != 0; });
-      attention<float>({.q = q.alone(b), .k = k.alone(b), .v = v.alone(b), .out = alone.alone(b)},
-                       PerQuery(own_c), mask, Bias(own_bias));
+      attention({.q = q.alone(b), .k = k.alone(b), .v = v.alone(b), .out = alone.alone(b)}, PerQuery(own_c),
+                mask, Bias(own_bias));
     }
     const Where mask([&](const Query& query, index_t key) {
       const auto i = static_cast<std::size_t>(query.batch);
@@ -134,8 +140,9 @@ TEST_CASE("lengths: policies count queries and keys from the start of each seque
                         query.shape.keys == sequences.keys[i];
       return fits && (query.index + key + query.batch) % 3 != 0;
     });
-    attention<float>({.q = q.view(), .k = k.view(), .v = v.view(), .out = together.view()}, PerQuery(c), mask,
-                     Bias(bias), {.lengths = sequences.lengths()});
+    attention(
+        {.q = q.view(), .k = k.view(), .v = v.view(), .out = together.view(), .lengths = sequences.lengths()},
+        PerQuery(c), mask, Bias(bias));
     CHECK(together == alone);
   }
 }
@@ -146,8 +153,8 @@ std::string refusal_of(const SequenceLengths& lengths, index_t batch, index_t ro
   std::vector<float> out(in.size(), -77.0F);
   const View<const float, 4> view(in.data(), {batch, 1, rows, 4});
   const std::string message = refusal([&] {
-    attention<float>({.q = view, .k = view, .v = view, .out = {out.data(), {batch, 1, rows, 4}}}, Softmax{},
-                     Causal{}, {.lengths = lengths});
+    attention({.q = view, .k = view, .v = view, .out = {out.data(), {batch, 1, rows, 4}}, .lengths = lengths},
+              Softmax{}, Causal{});
   });
   CHECK(std::ranges::all_of(out, [](float x) { return x == -77.0F; }));
   return message;
@@ -184,8 +191,12 @@ TEST_CASE("the masks Lengths and Documents are refused with lengths", "[attentio
   const View<const float, 4> view(in.data(), {2, 1, 3, 4});
   const auto message = [&](const auto& mask) {
     return refusal([&] {
-      attention<float>({.q = view, .k = view, .v = view, .out = {out.data(), {2, 1, 3, 4}}}, Softmax{}, mask,
-                       {.lengths = SequenceLengths::padded(rows)});
+      attention({.q = view,
+                 .k = view,
+                 .v = view,
+                 .out = {out.data(), {2, 1, 3, 4}},
+                 .lengths = SequenceLengths::padded(rows)},
+                Softmax{}, mask);
     });
   };
   const std::string refused =

@@ -5,6 +5,7 @@
 
 #include "allocation_count.hpp"
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
@@ -91,10 +92,12 @@ Output<T> run(const K& keys, index_t heads, index_t queries, const S& scaling, c
   options.batch_invariant = batch_invariant;
   options.explanation = &result.explanation;
   if (!cumulative.empty()) options.lengths = SequenceLengths::packed_queries(cumulative);
-  attention<T>({.q = {q.data(), {batch, heads, rows, shape.width}},
-                .out = {result.out.data(), {batch, heads, rows, shape.value_width}},
-                .lse = {result.lse.data(), {batch, heads, rows}}},
-               keys, scaling, mask, score, options, executor);
+  attention<Compute<T>>(with({.q = {q.data(), {batch, heads, rows, shape.width}},
+                              .keys = keys,
+                              .out = {result.out.data(), {batch, heads, rows, shape.value_width}},
+                              .lse = {result.lse.data(), {batch, heads, rows}}},
+                             options),
+                        scaling, mask, score, executor);
   return result;
 }
 
@@ -243,8 +246,8 @@ TEST_CASE("common pages: a plan and a workspace have the memory of the pass",
   const Output<float> expected = run<float>(keys, 4, 1, scaling, Causal{}, Identity{}, false);
   const std::vector<float> q = reference::normals<float>(static_cast<std::size_t>(batch * 4 * 24), 9);
   std::vector<float> out(q.size());
-  const DecodeArguments<float> arguments{.q = {q.data(), {batch, 4, 1, 24}},
-                                         .out = {out.data(), {batch, 4, 1, 24}}};
+  const AttentionArguments<float> arguments{.q = {q.data(), {batch, 4, 1, 24}},
+                                            .out = {out.data(), {batch, 4, 1, 24}}};
 
   using Keys = std::remove_cvref_t<decltype(keys)>;
   const SourcePlan<float, Keys, Causal> plan({.heads = 4, .queries = 1}, keys, Causal{});
@@ -259,14 +262,15 @@ TEST_CASE("common pages: a plan and a workspace have the memory of the pass",
   AttentionOptions<float> options;
   options.workspace = &workspace;
   options.explanation = &explanation;
-  decode<float>(arguments, keys, scaling, Causal{}, options);
+  attention(with(over(arguments, keys), options), scaling, Causal{});
   CHECK(explanation.workspace_bytes == workspace.size());
   CHECK(plan.bytes() < workspace.size());  // the plan has the list
-  CHECK(allocations([&] { decode<float>(arguments, keys, scaling, Causal{}, options); }) == 0);
+  CHECK(allocations([&] { attention(with(over(arguments, keys), options), scaling, Causal{}); }) == 0);
   CHECK(same_bits(out, expected.out));
   for (const index_t threads : {1, 7}) {  // one run per phase, and one for split keys
     index_t runs = 0;
-    decode<float>(arguments, keys, scaling, Causal{}, options, test_executors::Reverse{threads, &runs});
+    attention(with(over(arguments, keys), options), scaling, Causal{},
+              test_executors::Reverse{threads, &runs});
     CHECK(runs <= (threads == 1 ? 2 : 4));
     CHECK(same_bits(out, expected.out));
   }
@@ -284,8 +288,9 @@ TEST_CASE("common pages: sinks", "[attention][source][shared_keys]") {
     options.scaled_sinks = scaled;
     options.explanation = &explanation;
     const auto attend = [&](const auto& source, std::vector<float>& to) {
-      decode<float>({.q = {q.data(), {9, 4, 1, 24}}, .out = {to.data(), {9, 4, 1, 24}}}, source,
-                    SSMax<float>{0.3f}, Causal{}, options);
+      attention(
+          with({.q = {q.data(), {9, 4, 1, 24}}, .keys = source, .out = {to.data(), {9, 4, 1, 24}}}, options),
+          SSMax<float>{0.3f}, Causal{});
     };
     attend(WrappedSource<std::remove_cvref_t<decltype(keys)>>{keys}, expected);
     attend(keys, out);

@@ -22,7 +22,7 @@ struct Call {
   View<float, 3> lse{to.data() + 32, {1, 2, 2}};
 
   void refuses(std::initializer_list<std::string_view> words) const {
-    check_refused(words, [&] { ssmax::attention<float>({.q = q, .k = k, .v = v, .out = out, .lse = lse}); });
+    check_refused(words, [&] { ssmax::attention({.q = q, .k = k, .v = v, .out = out, .lse = lse}); });
     CHECK(std::ranges::count(to, -7.0F) == 64);
   }
 };

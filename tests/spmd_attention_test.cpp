@@ -129,8 +129,7 @@ TEST_CASE("errors of a call free the team", "[attention][spmd]") {
         executor.lead_or_help([&] {
           const float element = 1;
           const View<const float, 4> one(&element, {1, 1, 1, 1});
-          attention<float>({.q = problem.q_view(), .k = one, .v = one, .out = {}}, LogN{}, Causal{}, {},
-                           executor);
+          attention({.q = problem.q_view(), .k = one, .v = one, .out = {}}, LogN{}, Causal{}, executor);
         });
       } catch (const std::invalid_argument&) {
         ++refused;

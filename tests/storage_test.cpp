@@ -1,6 +1,7 @@
 // A storage type of the user's, in rows, as keys and values, and with a factor for each row. Header-only: the library's
 // own drivers of rows know its own types.
 
+#include "call.hpp"
 #include "own_int8.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
@@ -147,16 +148,16 @@ TEST_CASE("attention over a user's storage type is that over the widened numbers
       std::vector<Fixed> out(static_cast<std::size_t>(heads * queries * value_width));
       std::vector<float> expected(out.size());
       const SSMax<float> scaling{0.3f};
-      ssmax::attention<Fixed>({.q = view<const Fixed>(q, heads, width),
-                               .k = view<const Fixed>(k, kv_heads, width),
-                               .v = view<const Fixed>(v, kv_heads, value_width),
-                               .out = view<Fixed>(out, heads, value_width)},
-                              scaling, Causal{});
-      ssmax::attention<float>({.q = view<const float>(wide_q, heads, width),
-                               .k = view<const float>(wide_k, kv_heads, width),
-                               .v = view<const float>(wide_v, kv_heads, value_width),
-                               .out = view<float>(expected, heads, value_width)},
-                              scaling, Causal{});
+      ssmax::attention({.q = view<const Fixed>(q, heads, width),
+                        .k = view<const Fixed>(k, kv_heads, width),
+                        .v = view<const Fixed>(v, kv_heads, value_width),
+                        .out = view<Fixed>(out, heads, value_width)},
+                       scaling, Causal{});
+      ssmax::attention({.q = view<const float>(wide_q, heads, width),
+                        .k = view<const float>(wide_k, kv_heads, width),
+                        .v = view<const float>(wide_v, kv_heads, value_width),
+                        .out = view<float>(expected, heads, value_width)},
+                       scaling, Causal{});
       CHECK(differences(out, rounded(expected)) == 0);
     }
   });
@@ -188,8 +189,9 @@ std::vector<float> decoded(std::vector<float> k, std::vector<float> v, index_t q
   cache.append(view<const float>(k, kv_heads, width), view<const float>(v, kv_heads, value_width));
   auto q = reference::normals<float>(static_cast<std::size_t>(heads * queries * width), 4);
   std::vector<float> out(static_cast<std::size_t>(heads * queries * value_width));
-  ssmax::decode<float>({.q = view<const float>(q, heads, width), .out = view<float>(out, heads, value_width)},
-                       cache, SSMax<float>{0.3f}, ssmax::SlidingWindow{150});
+  ssmax::attention(
+      {.q = view<const float>(q, heads, width), .keys = cache, .out = view<float>(out, heads, value_width)},
+      SSMax<float>{0.3f}, ssmax::SlidingWindow{150});
   return out;
 }
 
@@ -256,32 +258,37 @@ TEST_CASE("load receives the whole row of a query, key or value, from its first 
         const View<float, 3> lse_view(lse.data(), {1, heads, queries});
         const ssmax::Rope<float> rope({.width = 8}, keys);
         const ssmax::AttentionOptions<Watched> options{.scale = 0.01, .rope = &rope};
-        ssmax::attention<Watched>({.q = view<const Watched>(q, heads, d),
-                                   .k = view<const Watched>(k, kv_heads, d),
-                                   .v = view<const Watched>(v, kv_heads, dv),
-                                   .out = view<Watched>(out, heads, dv),
-                                   .lse = lse_view},
-                                  SSMax<float>{0.3f}, Causal{}, options);
+        ssmax::attention(with({.q = view<const Watched>(q, heads, d),
+                               .k = view<const Watched>(k, kv_heads, d),
+                               .v = view<const Watched>(v, kv_heads, dv),
+                               .out = view<Watched>(out, heads, dv),
+                               .lse = lse_view},
+                              options),
+                         SSMax<float>{0.3f}, Causal{});
         CHECK(loads.whole > 0);
         CHECK(loads.others == 0);
         loads = {};
-        ssmax::attention_backward<Watched>({.q = view<const Watched>(q, heads, d),
-                                            .k = view<const Watched>(k, kv_heads, d),
-                                            .v = view<const Watched>(v, kv_heads, dv),
-                                            .out = view<const Watched>(dout, heads, dv),
-                                            .lse = lse_view},
-                                           {.dout = view<const Watched>(dout, heads, dv),
-                                            .dq = view<Watched>(dq, heads, d),
-                                            .dk = view<Watched>(dk, kv_heads, d),
-                                            .dv = view<Watched>(dv_of_v, kv_heads, dv)},
-                                           SSMax<float>{0.3f}, Causal{}, options);
+        ssmax::attention_backward(backward_with({.q = view<const Watched>(q, heads, d),
+                                                 .k = view<const Watched>(k, kv_heads, d),
+                                                 .v = view<const Watched>(v, kv_heads, dv),
+                                                 .out = view<const Watched>(dout, heads, dv),
+                                                 .lse = lse_view},
+                                                options),
+                                  {.dout = view<const Watched>(dout, heads, dv),
+                                   .dq = view<Watched>(dq, heads, d),
+                                   .dk = view<Watched>(dk, kv_heads, d),
+                                   .dv = view<Watched>(dv_of_v, kv_heads, dv)},
+                                  SSMax<float>{0.3f}, Causal{});
         CHECK(loads.whole > 0);
         CHECK(loads.others == 0);
         loads = {};
         KvCache<Watched> cache({.kv_heads = kv_heads, .width = d, .value_width = dv, .capacity = keys});
         cache.append(view<const Watched>(k, kv_heads, d), view<const Watched>(v, kv_heads, dv));
-        ssmax::decode<Watched>({.q = view<const Watched>(q, heads, d), .out = view<Watched>(out, heads, dv)},
-                               cache, SSMax<float>{0.3f}, Causal{}, {.scale = 0.01});
+        ssmax::attention({.q = view<const Watched>(q, heads, d),
+                          .keys = cache,
+                          .out = view<Watched>(out, heads, dv),
+                          .scale = 0.01},
+                         SSMax<float>{0.3f}, Causal{});
         CHECK(loads.whole > 0);
         CHECK(loads.others == 0);
       }

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "attention_backward_problem.hpp"
+#include "call.hpp"
 #include "mask_members.hpp"
 #include "refusal.hpp"
 #include "test.hpp"
@@ -268,8 +269,10 @@ template <class T, class K, class S, class M>
 Output<T> decoded(const Problem<T>& problem, const K& keys, const S& scaling, const M& mask,
                   const AttentionOptions<T>& options) {
   Output<T> result(problem.shape);
-  decode<T>({.q = problem.q_view(), .out = result.out_view(), .lse = result.lse_view()}, keys, scaling, mask,
-            Identity{}, options);
+  attention<Compute<T>>(
+      with({.q = problem.q_view(), .keys = keys, .out = result.out_view(), .lse = result.lse_view()},
+           options),
+      scaling, mask, Identity{});
   return result;
 }
 
@@ -377,17 +380,24 @@ TEST_CASE("sequences with trees of their own, in one call over pages", "[decode]
     const std::span parents = std::span(trees.parents).subspan(30 * b, own.size());
     std::vector<float> out(static_cast<std::size_t>(count * 32));
     const View<const float, 2> q(server.q.data() + begin * 32, {count, 32});
-    decode<float>({.q = heads_view(q, 4), .out = heads_view(View<float, 2>(out.data(), {count, 32}), 4)},
-                  cache, SSMax<float>{0.5f}, Tree(parents), {.rope = &rope, .batch_invariant = true});
+    attention({.q = heads_view(q, 4),
+               .keys = cache,
+               .out = heads_view(View<float, 2>(out.data(), {count, 32}), 4),
+               .rope = &rope,
+               .batch_invariant = true},
+              SSMax<float>{0.5f}, Tree(parents));
     separate.insert(separate.end(), out.begin(), out.end());
   }
   pages.append(server.rows(server.k, 600, 40), server.rows(server.v, 600, 40), tokens, &rope, offsets);
   std::vector<float> out(separate.size());
   const View<const float, 2> q(server.q.data(), {40, 32});
-  decode<float>(
-      {.q = heads_view(q, 4), .out = heads_view(View<float, 2>(out.data(), {40, 32}), 4)}, pages.source(ids),
-      SSMax<float>{0.5f}, tree,
-      {.rope = &rope, .batch_invariant = true, .lengths = SequenceLengths::packed_queries(server.begins)});
+  attention({.q = heads_view(q, 4),
+             .keys = pages.source(ids),
+             .out = heads_view(View<float, 2>(out.data(), {40, 32}), 4),
+             .rope = &rope,
+             .batch_invariant = true,
+             .lengths = SequenceLengths::packed_queries(server.begins)},
+            SSMax<float>{0.5f}, tree);
   CHECK(same_bits(out, separate));
 }
 

@@ -5,6 +5,7 @@
 #include <random>
 #include <tuple>
 
+#include "call.hpp"
 #include "test.hpp"
 
 namespace work_list_test {

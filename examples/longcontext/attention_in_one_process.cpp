@@ -10,12 +10,13 @@ void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<fl
   heads.resize(qkv.rows(), shape.width());
   lse.resize(shape.heads, shape.length);
   const auto attend_with = [&](const auto& with) {
-    ssmax::attention<float>({.q = by_heads(qkv, shape, 0),
-                             .k = by_heads(qkv, shape, shape.width()),
-                             .v = by_heads(qkv, shape, 2 * shape.width()),
-                             .out = by_heads(heads, shape, 0),
-                             .lse = lse_view(lse, shape)},
-                            with, ssmax::Causal{}, {.rope = &rope});
+    ssmax::attention({.q = by_heads(qkv, shape, 0),
+                      .k = by_heads(qkv, shape, shape.width()),
+                      .v = by_heads(qkv, shape, 2 * shape.width()),
+                      .out = by_heads(heads, shape, 0),
+                      .lse = lse_view(lse, shape),
+                      .rope = &rope},
+                     with, ssmax::Causal{});
   };
   std::visit(attend_with, scaling);
 }
@@ -24,16 +25,17 @@ void attend_backward(const HeadShape& shape, const ScalingGradient& scaling, con
                      Matrix& qkv, Matrix& heads, Matrix& lse, Matrix& dheads, Matrix& dqkv) {
   dqkv.resize(qkv.rows(), qkv.cols());
   const auto attend_with = [&](const auto& with) {
-    ssmax::attention_backward<float>({.q = by_heads(qkv, shape, 0),
-                                      .k = by_heads(qkv, shape, shape.width()),
-                                      .v = by_heads(qkv, shape, 2 * shape.width()),
-                                      .out = by_heads(heads, shape, 0),
-                                      .lse = lse_view(lse, shape)},
-                                     {.dout = by_heads(dheads, shape, 0),
-                                      .dq = by_heads(dqkv, shape, 0),
-                                      .dk = by_heads(dqkv, shape, shape.width()),
-                                      .dv = by_heads(dqkv, shape, 2 * shape.width())},
-                                     with, ssmax::Causal{}, {.rope = &rope});
+    ssmax::attention_backward({.q = by_heads(qkv, shape, 0),
+                               .k = by_heads(qkv, shape, shape.width()),
+                               .v = by_heads(qkv, shape, 2 * shape.width()),
+                               .out = by_heads(heads, shape, 0),
+                               .lse = lse_view(lse, shape),
+                               .rope = &rope},
+                              {.dout = by_heads(dheads, shape, 0),
+                               .dq = by_heads(dqkv, shape, 0),
+                               .dk = by_heads(dqkv, shape, shape.width()),
+                               .dv = by_heads(dqkv, shape, 2 * shape.width())},
+                              with, ssmax::Causal{});
   };
   std::visit(attend_with, scaling);
 }

@@ -1,7 +1,6 @@
 #include "attention_layer.hpp"
 
 #include <ssmax/attention.hpp>
-#include <ssmax/decode.hpp>
 
 #include "attention_views.hpp"
 
@@ -12,8 +11,9 @@ void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<fl
   heads.resize(qkv.rows(), shape.width());
   cache.append(by_heads(qkv, shape, shape.width()), by_heads(qkv, shape, 2 * shape.width()), &rope);
   const auto attend_with = [&](const auto& with) {
-    ssmax::decode<float>({.q = by_heads(qkv, shape, 0), .out = by_heads(heads, shape, 0)}, cache, with,
-                         ssmax::Causal{}, {.rope = &rope});
+    ssmax::attention(
+        {.q = by_heads(qkv, shape, 0), .keys = cache, .out = by_heads(heads, shape, 0), .rope = &rope}, with,
+        ssmax::Causal{});
   };
   std::visit(attend_with, scaling);
 }
@@ -35,8 +35,8 @@ std::vector<float> attention_on(const HeadShape& shape, const Scaling& scaling,
   const View<float, 4> v(marks.data(), {1, shape.heads, seen, 1}, {0, 0, 1, 1});
   const View<float, 4> out(parts.data(), {1, shape.heads, queries, 1});
   const auto attend_with = [&](const auto& with) {
-    ssmax::attention<float>({.q = q, .k = by_heads(qkv, all, shape.width()), .v = v, .out = out}, with,
-                            ssmax::Causal{}, {.rope = &rope});
+    ssmax::attention({.q = q, .k = by_heads(qkv, all, shape.width()), .v = v, .out = out, .rope = &rope},
+                     with, ssmax::Causal{});
   };
   std::visit(attend_with, scaling);
 

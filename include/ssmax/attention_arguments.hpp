@@ -1,17 +1,24 @@
 /// @defgroup attention_arguments Arguments of attention (attention_arguments.hpp)
 /// @ingroup attention
 /// The tensors and options of attention and attention_backward. attention.hpp has formulas and shapes.
+///
+/// A tensor is made from a View, or from a pointer, extents and, optionally, strides:
+///
+///     attention({.q = {q.data(), {batch, heads, queries, d}}, .k = k_view, .v = v_view, .out = out_view});
+///
+/// Each tensor has any storage type (storage.hpp) that is computed in A: float, half, bfloat16 or a type of your own for
+/// float, double for double. A tensor does not own its elements. The last stride is 1. You choose the other strides.
 #pragma once
 
 #include <optional>
 #include <span>
 
 #include "attention_state.hpp"
+#include "detail/attention/desk/tensor.hpp"
 #include "explain.hpp"
 #include "keys.hpp"
 #include "rope.hpp"
 #include "sequence_lengths.hpp"
-#include "tensor.hpp"
 #include "view.hpp"
 #include "workspace.hpp"
 
@@ -22,25 +29,25 @@ SSMAX_BEGIN_CODE
 /// The arguments of attention, which computes in A. Keys are k and v, or a source.
 template <class A>
 struct AttentionArguments {
-  Tensor<A, detail::QueryTensor<A>> q{};     ///< [batch, heads, queries, d].
-  Tensor<A, detail::StoredTensor<A>> k{};    ///< [batch, kv_heads, keys, d].
-  Tensor<A, detail::StoredTensor<A>> v{};    ///< [batch, kv_heads, keys, dv].
-  Keys<A> keys{};                            ///< A source of keys, in place of k and v.
-  Tensor<A, detail::WrittenTensor<A>> out{};  ///< [batch, heads, queries, dv].
-  View<A, 3> lse{};                          ///< [batch, heads, queries], or left out.
-  std::optional<double> scale{};             ///< Factor of q·k; 1/√d by default.
-  const Rope<A>* rope = nullptr;             ///< Rotates q, and the keys that are not in a source.
-  index_t key_position = 0;                  ///< Position of the first key, for the rope.
-  KeptSpan<const A> sinks{};                 ///< One number per head. (Not with a state.)
-  Workspace* workspace = nullptr;            ///< Memory that calls reuse.
-  bool float_products = false;               ///< If true, bfloat16 is multiplied in float on every target.
-  bool rounded_rotation = false;             ///< If true, the bf16 path rounds rotated q and k to bfloat16.
-  bool batch_invariant = false;              ///< If true, results are bit-identical for any number of queries.
-  bool scaled_sinks = false;                 ///< If true, a sink is a logit: c·sink.
-  bool rotate_source_keys = false;           ///< If true, the rope rotates the keys of a source in the call.
-  bool more_queries_than_keys = false;       ///< If true, a sequence of a source may have fewer keys than queries.
-  SequenceLengths lengths{};                 ///< Numbers of queries and keys of each sequence. (Not with a state.)
-  Explanation* explanation = nullptr;        ///< Optional output: how the call is computed.
+  detail::QueryTensor<A> q{};           ///< [batch, heads, queries, d].
+  detail::StoredTensor<A> k{};          ///< [batch, kv_heads, keys, d].
+  detail::StoredTensor<A> v{};          ///< [batch, kv_heads, keys, dv].
+  Keys<A> keys{};                       ///< A source of keys, in place of k and v.
+  detail::OutputTensor<A> out{};        ///< [batch, heads, queries, dv].
+  View<A, 3> lse{};                     ///< [batch, heads, queries], or left out.
+  std::optional<double> scale{};        ///< Factor of q·k; 1/√d by default.
+  const Rope<A>* rope = nullptr;        ///< Rotates q, and the keys that are not in a source.
+  index_t key_position = 0;             ///< Position of the first key, for the rope.
+  KeptSpan<const A> sinks{};            ///< One number per head. (Not with a state.)
+  Workspace* workspace = nullptr;       ///< Memory that calls reuse.
+  bool float_products = false;          ///< If true, bfloat16 is multiplied in float on every target.
+  bool rounded_rotation = false;        ///< If true, the bf16 path rounds rotated q and k to bfloat16.
+  bool batch_invariant = false;         ///< If true, results are bit-identical for any number of queries.
+  bool scaled_sinks = false;            ///< If true, a sink is a logit: c·sink.
+  bool rotate_source_keys = false;      ///< If true, the rope rotates the keys of a source in the call.
+  bool more_queries_than_keys = false;  ///< If true, a sequence of a source may have fewer keys than queries.
+  SequenceLengths lengths{};            ///< Numbers of queries and keys of each sequence. (Not with a state.)
+  Explanation* explanation = nullptr;   ///< Optional output: how the call is computed.
   /// In place of out and lse: the state of every query, to be merged with states over other keys. k and v hold keys
   /// [first_key, first_key + k.extent(2)) of all_keys, and q queries [first_query, first_query + q.extent(2)) of
   /// all_queries.
@@ -58,37 +65,37 @@ struct AttentionArguments {
 /// attention.
 template <class A>
 struct BackwardArguments {
-  Tensor<A, detail::ReadTensor<A>> q{};      ///< [batch, heads, queries, d].
-  Tensor<A, detail::StoredTensor<A>> k{};    ///< [batch, kv_heads, keys, d].
-  Tensor<A, detail::StoredTensor<A>> v{};    ///< [batch, kv_heads, keys, dv].
-  Tensor<A, detail::ReadTensor<A>> out{};    ///< [batch, heads, queries, dv].
-  View<const A, 3> lse{};                    ///< [batch, heads, queries].
-  std::optional<double> scale{};             ///< As in AttentionArguments, like all members up to `explanation`.
-  const Rope<A>* rope = nullptr;             ///< Rotates q and k.
-  index_t key_position = 0;                  ///< Position of the first key, for the rope.
-  KeptSpan<const A> sinks{};                 ///< One number per head.
-  Workspace* workspace = nullptr;            ///< Memory that calls reuse.
-  bool float_products = false;               ///< If true, bfloat16 is multiplied in float on every target.
-  bool rounded_rotation = false;             ///< If true, the bf16 path rounds rotated q and k to bfloat16.
-  bool batch_invariant = false;              ///< Has no effect.
-  bool scaled_sinks = false;                 ///< If true, a sink is a logit: c·sink.
-  SequenceLengths lengths{};                 ///< Numbers of queries and keys of each sequence. (Not with a part.)
-  Explanation* explanation = nullptr;        ///< Optional output: how the call is computed.
-  index_t first_key = 0,                     ///< Index of the first key in k.
-      all_keys = 0,                          ///< Number of all keys; 0: k holds the last keys.
-      first_query = 0,                       ///< Index of the first query in q.
-      all_queries = 0;                       ///< Number of all queries; 0: q holds the last queries.
+  detail::InputTensor<A> q{};          ///< [batch, heads, queries, d].
+  detail::StoredTensor<A> k{};         ///< [batch, kv_heads, keys, d].
+  detail::StoredTensor<A> v{};         ///< [batch, kv_heads, keys, dv].
+  detail::InputTensor<A> out{};        ///< [batch, heads, queries, dv].
+  View<const A, 3> lse{};              ///< [batch, heads, queries].
+  std::optional<double> scale{};       ///< As in AttentionArguments, like all members up to `explanation`.
+  const Rope<A>* rope = nullptr;       ///< Rotates q and k.
+  index_t key_position = 0;            ///< Position of the first key, for the rope.
+  KeptSpan<const A> sinks{};           ///< One number per head.
+  Workspace* workspace = nullptr;      ///< Memory that calls reuse.
+  bool float_products = false;         ///< If true, bfloat16 is multiplied in float on every target.
+  bool rounded_rotation = false;       ///< If true, the bf16 path rounds rotated q and k to bfloat16.
+  bool batch_invariant = false;        ///< Has no effect.
+  bool scaled_sinks = false;           ///< If true, a sink is a logit: c·sink.
+  SequenceLengths lengths{};           ///< Numbers of queries and keys of each sequence. (Not with a part.)
+  Explanation* explanation = nullptr;  ///< Optional output: how the call is computed.
+  index_t first_key = 0,               ///< Index of the first key in k.
+      all_keys = 0,                    ///< Number of all keys; 0: k holds the last keys.
+      first_query = 0,                 ///< Index of the first query in q.
+      all_queries = 0;                 ///< Number of all queries; 0: q holds the last queries.
 };
 
 /// The gradients of attention_backward.
 template <class A>
 struct AttentionGradients {
-  Tensor<A, detail::OutGradientTensor<A>> dout{};  ///< Input: the gradient of out.
-  View<const A, 3> dlse{};                         ///< Input: the gradient of lse; optional.
-  Tensor<A, detail::WrittenTensor<A>> dq{};        ///< Output: the gradient of q.
-  Tensor<A, detail::WrittenTensor<A>> dk{};        ///< Output: the gradient of k.
-  Tensor<A, detail::WrittenTensor<A>> dv{};        ///< Output: the gradient of v.
-  std::span<A> dsinks{};                           ///< Added to; optional.
+  detail::OutGradientTensor<A> dout{};  ///< Input: the gradient of out.
+  View<const A, 3> dlse{};              ///< Input: the gradient of lse; optional.
+  detail::OutputTensor<A> dq{};         ///< Output: the gradient of q.
+  detail::OutputTensor<A> dk{};         ///< Output: the gradient of k.
+  detail::OutputTensor<A> dv{};         ///< Output: the gradient of v.
+  std::span<A> dsinks{};                ///< Added to; optional.
   /// If true, the call adds the gradients to dq, dk and dv, which must hold numbers before the call. If false, the
   /// call overwrites dq, dk and dv. The call always adds to dsinks and to the gradients of parameters.
   bool accumulate = false;

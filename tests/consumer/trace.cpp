@@ -11,11 +11,12 @@ int main() {
   const View<const float, 4> q(numbers.data(), shape);
   const View<float, 4> out_view(out.data(), shape);
   const View<float, 3> lse_view(lse.data(), {1, 1, 200});
-  attention<float>({.q = q, .k = q, .v = q, .out = out_view, .lse = lse_view});
-  attention_backward<float>(
+  attention({.q = q, .k = q, .v = q, .out = out_view, .lse = lse_view});
+  attention_backward(
       {.q = q, .k = q, .v = q, .out = out_view, .lse = lse_view},
       {.dout = q, .dq = {dq.data(), shape}, .dk = {dk.data(), shape}, .dv = {dv.data(), shape}});
   KvCache<float> cache({.kv_heads = 1, .width = 8, .capacity = 200});
   cache.append(q, q);
-  decode<float>({.q = {numbers.data(), {1, 1, 1, 8}}, .out = {out.data(), {1, 1, 1, 8}}}, cache);
+  attention({.q = {numbers.data(), {1, 1, 1, 8}}, .keys = cache, .out = {out.data(), {1, 1, 1, 8}}},
+            Causal{});
 }

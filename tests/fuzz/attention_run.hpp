@@ -3,9 +3,9 @@
 #pragma once
 
 #include <ssmax/attention.hpp>
-#include <ssmax/decode.hpp>
 #include <ssmax/kv_cache.hpp>
 
+#include "../call.hpp"
 #include "attention.hpp"
 #include "targets.hpp"
 
@@ -99,7 +99,7 @@ void attend(const AttentionCase& c, const InputTensors<T>& in, const OutputTenso
   constexpr auto breadth = sizeof(T) == 2 ? Breadth::some : Breadth::all;
   const auto call = [&](const auto& scaling) {
     return [&](const auto& mask, const auto& score) {
-      ssmax::attention<T>(
+      ssmax::attention<Compute<T>>(
           {.q = in.q(), .k = in.k(), .v = in.v(), .out = result.out.view(), .lse = result.lse_view()},
           scaling, mask, score, settings.template options<T>(c), executor);
     };
@@ -158,13 +158,14 @@ void run_partial(const AttentionCase& c, const Forward& expected) {
       };
       with_plain(c.scaling, [&](const auto& scaling) {
         with_policies<A, Breadth::some>(c.mask, c.score, [&](const auto& mask, const auto& score) {
-          ssmax::attention_partial<T>({.q = in.q(),
-                                       .k = part(in.k()),
-                                       .v = part(in.v()),
-                                       .first_key = cuts[i],
-                                       .keys = c.keys,
-                                       .state = parts.back().state()},
-                                      scaling, mask, score, options, c.executor);
+          ssmax::attention<Compute<T>>(with({.q = in.q(),
+                                             .k = part(in.k()),
+                                             .v = part(in.v()),
+                                             .state = parts.back().state(),
+                                             .first_key = cuts[i],
+                                             .all_keys = c.keys},
+                                            options),
+                                       scaling, mask, score, c.executor);
         });
       });
     }
@@ -265,8 +266,9 @@ void run_decode(AttentionCase c) {
     const auto decode = [&](const OutputTensors<T>& into, const AnyExecutor& executor) {
       with_plain(c.scaling, [&](const auto& scaling) {
         with_policies<A, Breadth::some>(c.mask, c.score, [&](const auto& mask, const auto& score) {
-          ssmax::decode<T>({.q = q.view(), .out = into.out.view(), .lse = into.lse_view()}, cache, scaling,
-                           mask, score, settings.template options<T>(c), executor);
+          ssmax::attention<Compute<T>>(
+              {.q = q.view(), .keys = cache, .out = into.out.view(), .lse = into.lse_view()}, scaling, mask,
+              score, settings.template options<T>(c), executor);
         });
       });
     };

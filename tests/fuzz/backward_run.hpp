@@ -4,6 +4,7 @@
 
 #include <ssmax/attention_backward.hpp>
 
+#include "../call.hpp"
 #include "attention_run.hpp"
 
 namespace fuzz {
@@ -73,15 +74,20 @@ void run_backward(const AttentionCase& c) {
       std::vector<A>& dsinks = const_cast<std::vector<A>&>(into.dsinks);
       const auto call = [&](const auto& scaling) {
         return [&](const auto& mask, const auto& score) {
-          ssmax::attention_backward<T>(
-              {.q = in.q(), .k = in.k(), .v = in.v(), .out = forward.out.view(), .lse = forward.lse_view()},
+          ssmax::attention_backward<Compute<T>>(
+              backward_with({.q = in.q(),
+                             .k = in.k(),
+                             .v = in.v(),
+                             .out = forward.out.view(),
+                             .lse = forward.lse_view()},
+                            options),
               {.dout = dout.view(),
                .dlse = c.dlse.empty() ? View<const A, 3>{} : View<const A, 3>(dlse.trailing()),
                .dq = into.all[0].view(),
                .dk = into.all[1].view(),
                .dv = into.all[2].view(),
                .dsinks = dsinks},
-              scaling, mask, score, options, executor);
+              scaling, mask, score, executor);
         };
       };
       constexpr auto breadth = sizeof(T) == 2 ? Breadth::some : Breadth::all;

@@ -1,13 +1,14 @@
 // Invalid calls: each must throw std::invalid_argument and write nothing. One argument of a valid call is
 // made wrong.
 #include <functional>
+#include <ssmax/attention.hpp>
 #include <ssmax/attention_backward.hpp>
 #include <ssmax/cross_entropy.hpp>
-#include <ssmax/decode.hpp>
 #include <ssmax/kv_cache.hpp>
 #include <ssmax/softmax.hpp>
 #include <utility>
 
+#include "../call.hpp"
 #include "kinds.hpp"
 
 namespace fuzz {
@@ -175,12 +176,10 @@ void refuse_attention(Random& random, std::string& words, bool backward) {
   const ssmax::Alibi score(slopes);
   refusals.expect([&] {
     if (backward) {
-      ssmax::attention_backward<float>({.q = q, .k = k, .v = v, .out = out, .lse = lse},
-                                       {.dout = dout, .dq = dq, .dk = dk, .dv = dv_view}, scaling, mask,
-                                       score, options);
+      ssmax::attention_backward(backward_with({.q = q, .k = k, .v = v, .out = out, .lse = lse}, options),
+                                {.dout = dout, .dq = dq, .dk = dk, .dv = dv_view}, scaling, mask, score);
     } else {
-      ssmax::attention<float>({.q = q, .k = k, .v = v, .out = out, .lse = lse}, scaling, mask, score,
-                              options);
+      ssmax::attention(with({.q = q, .k = k, .v = v, .out = out, .lse = lse}, options), scaling, mask, score);
     }
   });
 }
@@ -286,7 +285,8 @@ void refuse_cache(Random& random, std::string& words) {
     words = "decode refuses a key_position";
   }
   refusals.expect([&] {
-    ssmax::decode<float>({.q = q, .out = out, .lse = lse}, cache, ssmax::Softmax{}, ssmax::Causal{}, options);
+    ssmax::attention(with({.q = q, .keys = cache, .out = out, .lse = lse}, options), ssmax::Softmax{},
+                     ssmax::Causal{});
   });
 }
 

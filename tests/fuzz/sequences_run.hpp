@@ -2,13 +2,14 @@
 #pragma once
 
 #include <functional>
-#include <ssmax/attention_source.hpp>
+#include <ssmax/attention.hpp>
 #include <ssmax/indexed_keys.hpp>
 #include <ssmax/kv_cache.hpp>
 #include <ssmax/paged_keys.hpp>
 #include <ssmax/paged_kv_cache.hpp>
-#include <ssmax/plan_source.hpp>
+#include <ssmax/plan.hpp>
 
+#include "../call.hpp"
 #include "sequences.hpp"
 #include "targets.hpp"
 
@@ -314,7 +315,8 @@ struct SequencesResult {
   explicit SequencesResult(const SequencesCase& c) : out(c, c.dv), lse(c, 1) {}
   bool operator==(const SequencesResult& other) const { return out == other.out && lse == other.lse; }
   /// `b` below 0: of all sequences.
-  ssmax::DecodeArguments<T> arguments(SequenceRows<ssmax::detail::QueryElement<T>>& q, index_t b = -1) {
+  ssmax::AttentionArguments<ssmax::detail::ComputeType<T>> arguments(
+      SequenceRows<ssmax::detail::QueryElement<T>>& q, index_t b = -1) {
     const auto pick = [b](auto& rows) { return b < 0 ? rows.view() : rows.sequence(b); };
     const View<float, 4> all = pick(lse);
     const View<float, 3> rows(all.data_handle(), {all.extent(0), all.extent(1), all.extent(2)},
@@ -376,7 +378,8 @@ void run_sequences(const SequencesCase& c) {
       const auto alone = [&](const Source& source) {
         Result result(c);
         for (index_t b = 0; b < c.sequences(); ++b)
-          ssmax::attention<T>(result.arguments(q, b), source.alone(b), scaling, mask, options);
+          ssmax::attention<ssmax::detail::ComputeType<T>>(with(result.arguments(q, b), options), scaling,
+                                                          mask);
         return result;
       };
       /// Runs a plan of one source, bound to another one. `may_throw`: the plan may refuse the other source.
@@ -415,7 +418,8 @@ void run_sequences(const SequencesCase& c) {
         given.lengths = lengths_of(numbers);
         for (const Source& source : sources) {
           check(source.name, expected, [&](Result& got) {
-            ssmax::attention<T>(got.arguments(q), source, scaling, mask, given, c.executor);
+            ssmax::attention<ssmax::detail::ComputeType<T>>(got.arguments(q), source, scaling, mask, given,
+                                                            c.executor);
           });
           check_plan(source, source, expected, false);
         }

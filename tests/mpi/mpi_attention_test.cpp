@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "../call.hpp"
 #include "../catch.hpp"
 #include "mpi_problem.hpp"
 

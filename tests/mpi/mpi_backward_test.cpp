@@ -6,6 +6,7 @@
 #include <ssmax/mpi.hpp>
 #include <vector>
 
+#include "../call.hpp"
 #include "../catch.hpp"
 #include "mpi_problem.hpp"
 

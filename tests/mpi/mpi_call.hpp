@@ -6,6 +6,7 @@
 #include <ssmax/mpi.hpp>
 #include <string>
 
+#include "../call.hpp"
 #include "../catch.hpp"
 #include "../refusal.hpp"
 #include "mpi_problem.hpp"

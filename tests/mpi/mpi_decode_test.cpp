@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "../call.hpp"
 #include "../catch.hpp"
 #include "../refusal.hpp"
 #include "mpi_problem.hpp"
@@ -42,7 +43,7 @@ void check_decode(const M& mask, bool scaled_sinks) {
                                            .lse = {to.lse.data(), {2, heads, queries}}};
     };
     const AttentionOptions<float> options{.rope = &rope, .sinks = sinks, .scaled_sinks = scaled_sinks};
-    ssmax::decode<float>(results(one), whole, scaling, mask, Softcap{5}, options);
+    ssmax::attention(with(over(results(one), whole), options), scaling, mask, Softcap{5});
     ssmax::mpi::decode<float>(world(), layout, length, results(many), share, scaling, mask, Softcap{5},
                               options);
     CHECK(everywhere(one == many));
@@ -149,7 +150,7 @@ TEST_CASE("mpi::decode multiplies in float if float_products is set", "[mpi][dec
   };
   for (const bool float_products : {false, true}) {
     const AttentionOptions<bfloat16> options{.float_products = float_products};
-    ssmax::decode<bfloat16>(results(one), whole, SSMax<float>{0.4f}, Causal{}, options);
+    ssmax::attention(with(over(results(one), whole), options), SSMax<float>{0.4f}, Causal{});
     ssmax::mpi::decode<bfloat16>(world(), layout, n, results(many), share, SSMax<float>{0.4f}, Causal{},
                                  options);
     CHECK(everywhere(one == many));

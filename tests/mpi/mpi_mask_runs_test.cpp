@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../call.hpp"
 #include "../catch.hpp"
 #include "mpi_problem.hpp"
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../allocation_count.hpp"
+#include "../call.hpp"
 #include "../catch.hpp"
 #include "mpi_problem.hpp"
 

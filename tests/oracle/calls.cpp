@@ -3,6 +3,8 @@
 #include <oracle/case.hpp>
 #include <ssmax/ssmax.hpp>
 
+#include "../call.hpp"
+
 namespace oracle {
 namespace {
 
@@ -108,10 +110,10 @@ struct Problem {
     for (const index_t n : c.queries_of) cumulative_queries.push_back(cumulative_queries.back() + n);
     for (const index_t n : c.keys_of) cumulative_keys.push_back(cumulative_keys.back() + n);
   }
-  AttentionArguments<T> arguments() const {
+  AttentionArguments<Compute<T>> arguments() const {
     return {.q = q, .k = k, .v = v, .out = out, .lse = lse.states()};
   }
-  DecodeArguments<T> new_queries() const { return {.q = q, .out = out, .lse = lse.states()}; }
+  AttentionArguments<Compute<T>> new_queries() const { return {.q = q, .out = out, .lse = lse.states()}; }
   AttentionOptions<T> options(bool of_source = false) {
     AttentionOptions<T> o{.rope = rope ? &*rope : nullptr,
                           .sinks = sinks,
@@ -165,7 +167,7 @@ template <class T>
 Call forward(const std::shared_ptr<Problem<T>>& p) {
   return {[p] {
             p->with_policy([&](const auto& scaling, const auto& mask, const auto& score) {
-              attention<T>(p->arguments(), scaling, mask, score, p->options(), pool(p->c));
+              attention<Compute<T>>(with(p->arguments(), p->options()), scaling, mask, score, pool(p->c));
             });
           },
           results(*p)};
@@ -211,14 +213,15 @@ Call partial(const std::shared_ptr<Problem<T>>& p) {
       auto options = p->options();
       options.sinks = {};
       const auto part = [&](index_t begin, index_t end, const State& state, bool continues) {
-        attention_partial<T>({.q = p->q,
-                              .k = p->k.rows(begin, end - begin),
-                              .v = p->v.rows(begin, end - begin),
-                              .first_key = begin,
-                              .keys = p->c.keys,
-                              .state = state.view(),
-                              .continues = continues},
-                             scaling, mask, score, options, pool(p->c));
+        attention<Compute<T>>(with({.q = p->q,
+                                    .k = p->k.rows(begin, end - begin),
+                                    .v = p->v.rows(begin, end - begin),
+                                    .state = state.view(),
+                                    .continues = continues,
+                                    .first_key = begin,
+                                    .all_keys = p->c.keys},
+                                   options),
+                              scaling, mask, score, pool(p->c));
       };
       part(0, p->c.cut, *first, false);
       part(p->c.cut, p->c.keys, p->c.accumulate ? *first : *second, p->c.accumulate);
@@ -249,15 +252,17 @@ Call backward(const std::shared_ptr<Problem<T>>& p) {
   forward(p).run();
   const auto run = [p] {
     p->with_policy([&](const auto& scaling, const auto& mask, const auto& score) {
-      attention_backward<T>({.q = p->q, .k = p->k, .v = p->v, .out = p->out, .lse = p->lse.states()},
-                            {.dout = p->dout,
-                             .dlse = p->dlse.states(),
-                             .dq = p->dq,
-                             .dk = p->dk,
-                             .dv = p->dv,
-                             .dsinks = p->dsinks,
-                             .accumulate = p->c.accumulate},
-                            learnt(*p, scaling), mask, learnt(*p, score), p->options(), pool(p->c));
+      attention_backward<Compute<T>>(
+          backward_with({.q = p->q, .k = p->k, .v = p->v, .out = p->out, .lse = p->lse.states()},
+                        p->options()),
+          {.dout = p->dout,
+           .dlse = p->dlse.states(),
+           .dq = p->dq,
+           .dk = p->dk,
+           .dv = p->dv,
+           .dsinks = p->dsinks,
+           .accumulate = p->c.accumulate},
+          learnt(*p, scaling), mask, learnt(*p, score), pool(p->c));
     });
   };
   return {
@@ -272,7 +277,8 @@ Call decoded(const std::shared_ptr<Problem<T>>& p, const std::shared_ptr<const v
              const K& source) {
   const auto run = [p, owner, source = &source] {
     p->with_policy_of_source([&](const auto& scaling, const auto& mask, const auto& score) {
-      decode<T>(p->new_queries(), *source, scaling, mask, score, p->options(true), pool(p->c));
+      attention<Compute<T>>(with(over(p->new_queries(), *source), p->options(true)), scaling, mask, score,
+                            pool(p->c));
     });
   };
   return {run, results(*p)};

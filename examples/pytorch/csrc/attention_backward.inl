@@ -63,13 +63,13 @@ Gradients attention_backward_of(const BackwardInputs& in, const Arguments& a) {
       sums_of_heads(wants(Gradient::sinks, a.sinks.has_value()), heads, computed)};
   const auto tensor = [&](Gradient gradient) -> const Tensor& { return result[at(gradient)]; };
 
-  const ssmax::BackwardArguments<T> arguments{.q = view<const T, 4>("query", in.query),
-                                              .k = view<const T, 4>("key", in.key),
-                                              .v = view<const T, 4>("value", in.value),
-                                              .out = view<const T, 4>("out", in.out),
-                                              .lse = view<const A, 3>("lse", in.lse)};
+  const ssmax::BackwardArguments<Compute<T>> arguments{.q = view<const T, 4>("query", in.query),
+                                                       .k = view<const T, 4>("key", in.key),
+                                                       .v = view<const T, 4>("value", in.value),
+                                                       .out = view<const T, 4>("out", in.out),
+                                                       .lse = view<const A, 3>("lse", in.lse)};
   const Tensor& dsinks = tensor(Gradient::sinks);
-  ssmax::AttentionGradients<T> outputs{
+  ssmax::AttentionGradients<Compute<T>> outputs{
       .dout = view<const T, 4>("grad_out", in.grad_out),
       .dq = view<T, 4>("dq", tensor(Gradient::query)),
       .dk = view<T, 4>("dk", tensor(Gradient::key)),
@@ -86,11 +86,11 @@ Gradients attention_backward_of(const BackwardInputs& in, const Arguments& a) {
   if (wants(Gradient::bias, a.bias.has_value())) {
     gradients.dbias = broadcast_view<A>("bias", tensor(Gradient::bias), extents);
   }
-  with_learning_policies<A>(a, parameters, extents, gradients,
-                            [&](const auto& scaling, const auto& mask, const auto& score) {
-                              ssmax::attention_backward<T>(arguments, outputs, scaling, mask, score,
-                                                           options.options, TorchThreads{});
-                            });
+  with_learning_policies<A>(
+      a, parameters, extents, gradients, [&](const auto& scaling, const auto& mask, const auto& score) {
+        ssmax::attention_backward<Compute<T>>(backward_with(arguments, options.options), outputs, scaling,
+                                              mask, score, TorchThreads{});
+      });
   return result;
 }
 

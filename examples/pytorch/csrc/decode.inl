@@ -1,6 +1,6 @@
 // Attention of new queries over a cache, for queries of type T: the text of decode_float.cpp and
 // decode_double.cpp.
-#include <ssmax/decode.hpp>
+#include <ssmax/attention.hpp>
 #include <ssmax/kv_cache.hpp>
 
 #include "call.hpp"
@@ -70,10 +70,11 @@ std::pair<Tensor, Tensor> decode_of(const CacheInputs& in, const Arguments& a) {
 
   const Tensor out = new_tensor_like(in.query, {batch, heads, queries, in.values.size(3)});
   const Tensor lse = new_tensor(std::array{batch, heads, queries}, scalar_type<A>);
-  const ssmax::DecodeArguments<T> arguments{
+  const ssmax::AttentionArguments<Compute<T>> arguments{
       .q = view<const T, 4>("query", in.query), .out = view<T, 4>("out", out), .lse = view<A, 3>("lse", lse)};
   with_policies<A>(a, parameters, extents, [&](const auto& scaling, const auto& mask, const auto& score) {
-    ssmax::decode<T>(arguments, keys, scaling, mask, score, options.options, TorchThreads{});
+    ssmax::attention<Compute<T>>(with(over(arguments, keys), options.options), scaling, mask, score,
+                                 TorchThreads{});
   });
   return {out, lse};
 }

@@ -47,9 +47,9 @@ bool attends(ssmax::ThreadPool& pool) {
   const std::vector<T> qk = numbers<T>(), v(qk.size(), T(0.5F));
   std::vector<T> out(qk.size());
   const ssmax::View<const T, 4> q(qk.data(), shape);
-  ssmax::attention<T>(
+  ssmax::attention<ssmax::detail::ComputeType<T>>(
       {.q = q, .k = q, .v = ssmax::View<const T, 4>(v.data(), shape), .out = {out.data(), shape}},
-      ssmax::SSMax<ssmax::detail::ComputeType<T>>{0.4F}, ssmax::Causal{}, {}, pool);
+      ssmax::SSMax<ssmax::detail::ComputeType<T>>{0.4F}, ssmax::Causal{}, pool);
   bool good = true;
   for (const T value : out) good = good && std::abs(static_cast<double>(value) - 0.5) < 1e-2;
   return good;
@@ -63,7 +63,7 @@ bool decodes_own_storage() {
   cache.append(q, values);
   std::vector<float> out(2 * width);
   const std::array<ssmax::index_t, 4> of_one{1, 2, 1, width};
-  ssmax::decode<float>({.q = {qk.data(), of_one}, .out = {out.data(), of_one}}, cache);
+  ssmax::attention({.q = {qk.data(), of_one}, .keys = cache, .out = {out.data(), of_one}}, ssmax::Causal{});
   bool good = true;
   for (const float value : out) good = good && std::abs(value - 0.5F) < 1e-5F;
   return good;
@@ -79,8 +79,8 @@ bool passes_exceptions(ssmax::ThreadPool& pool) {
   std::vector<float> out(q.size());
   const ssmax::View<const float, 4> view(q.data(), shape);
   try {
-    ssmax::attention<float>({.q = view, .k = view, .v = view, .out = {out.data(), shape}}, ssmax::Softmax{},
-                            Failing{}, {}, pool);
+    ssmax::attention({.q = view, .k = view, .v = view, .out = {out.data(), shape}}, ssmax::Softmax{},
+                     Failing{}, pool);
   } catch (const std::runtime_error&) {
     return true;
   }

@@ -9,6 +9,8 @@
 
 #include <ssmax/ssmax.hpp>
 
+#include "../../call.hpp"
+
 using namespace ssmax;
 
 template <class T>
@@ -89,13 +91,13 @@ void use_data() {
   const View<float, 4> result(out.data(), one);
   Explanation explanation;
   const AttentionOptions<float> options{.workspace = &workspace, .explanation = &explanation};
-  attention<float>({.q = view, .k = view, .v = view, .out = result, .lse = rows}, learns, where, bias_learns,
-                   options, pool);
-  attention_backward<float>({.q = view, .k = view, .v = view, .out = result, .lse = rows},
-                            {.dout = view, .dq = result, .dk = result, .dv = result}, learns, Causal{},
-                            composed, {}, Serial{});
+  attention(with({.q = view, .k = view, .v = view, .out = result, .lse = rows}, options), learns, where,
+            bias_learns, pool);
+  attention_backward({.q = view, .k = view, .v = view, .out = result, .lse = rows},
+                     {.dout = view, .dq = result, .dk = result, .dv = result}, learns, Causal{}, composed,
+                     Serial{});
   KvCache<half> cache(KvCacheOptions{.batch = 1, .kv_heads = 1, .width = 1, .capacity = 1});
-  decode<float>({.q = view, .out = result}, cache, scaling, Causal{}, composed, {}, pool);
+  attention({.q = view, .keys = cache, .out = result}, scaling, Causal{}, composed, pool);
   softmax(View<const float, 2>(numbers.data(), {4, 4}), View<float, 2>(numbers.data(), {4, 4}), scaling,
           Causal{});
 }

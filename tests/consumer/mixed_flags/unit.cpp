@@ -20,6 +20,6 @@ void JOIN(normalize_, MIXED_FLAGS_UNIT)(ssmax::View<const float, 2> logits, ssma
 void JOIN(attend_, MIXED_FLAGS_UNIT)(ssmax::View<const float, 4> q, ssmax::View<const float, 4> kv,
                                      ssmax::View<float, 4> out, ssmax::ThreadPool& pool,
                                      ssmax::Workspace& workspace) {
-  ssmax::attention<float>({.q = q, .k = kv, .v = kv, .out = out}, ssmax::SSMax<float>{0.43F}, ssmax::Causal{},
-                          ssmax::Softcap{20}, {.workspace = &workspace}, pool);
+  ssmax::attention({.q = q, .k = kv, .v = kv, .out = out, .workspace = &workspace},
+                   ssmax::SSMax<float>{0.43F}, ssmax::Causal{}, ssmax::Softcap{20}, pool);
 }

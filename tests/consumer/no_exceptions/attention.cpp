@@ -45,8 +45,8 @@ template <class T>
 bool attends(ThreadPool& pool) {
   Tensors<T> t;
   const SSMax<float> scaling{0.4F};
-  attention<T>({.q = t.q_view(), .k = t.k_view(), .v = t.v_view(), .out = t.out_view()}, scaling, Causal{},
-               {}, pool);
+  attention<ssmax::detail::ComputeType<T>>(
+      {.q = t.q_view(), .k = t.k_view(), .v = t.v_view(), .out = t.out_view()}, scaling, Causal{}, pool);
   bool right = t.is_right();
 
   const AttentionPlan<T, Causal> plan({.heads = heads,
@@ -63,7 +63,8 @@ bool attends(ThreadPool& pool) {
 
   KvCache<T> cache({.kv_heads = kv_heads, .width = width, .capacity = keys});
   cache.append(t.k_view(), t.v_view());
-  decode<T>({.q = t.q_view(), .out = t.out_view()}, cache, scaling);
+  attention<ssmax::detail::ComputeType<T>>({.q = t.q_view(), .keys = cache, .out = t.out_view()}, scaling,
+                                           Causal{});
   right = right && t.is_right();
 
   PagedKvCache<T> pages({.kv_heads = kv_heads, .width = width, .page = 16, .pages = 4});
@@ -71,7 +72,8 @@ bool attends(ThreadPool& pool) {
   const std::array<index_t, 3> token_shape{keys, kv_heads, width}, strides{width, keys * width, 1};
   pages.append(View<const T, 3>(t.k.data(), token_shape, strides),
                View<const T, 3>(t.v.data(), token_shape, strides), tokens);
-  decode<T>({.q = t.q_view(), .out = t.out_view()}, pages.source(ids), scaling);
+  attention<ssmax::detail::ComputeType<T>>({.q = t.q_view(), .keys = pages.source(ids), .out = t.out_view()},
+                                           scaling, Causal{});
   return right && t.is_right();
 }
 
@@ -81,14 +83,14 @@ bool has_gradients(ThreadPool& pool) {
   std::vector<float> lse(heads * keys), dout(t.out.size(), 1), dq(t.q.size(), 9), dk(t.k.size()),
       dv(t.v.size());
   const View<float, 3> lse_view(lse.data(), {1, heads, keys});
-  attention<float>({.q = t.q_view(), .k = t.k_view(), .v = t.v_view(), .out = t.out_view(), .lse = lse_view});
-  attention_backward<float>(
+  attention({.q = t.q_view(), .k = t.k_view(), .v = t.v_view(), .out = t.out_view(), .lse = lse_view});
+  attention_backward(
       {.q = t.q_view(), .k = t.k_view(), .v = t.v_view(), .out = t.out_view(), .lse = lse_view},
       {.dout = {dout.data(), q_shape},
        .dq = {dq.data(), q_shape},
        .dk = {dk.data(), k_shape},
        .dv = {dv.data(), k_shape}},
-      Softmax{}, Full{}, {}, pool);
+      Softmax{}, Full{}, pool);
   float sum = 0;
   for (const float x : dv) sum += x;
   bool right = std::abs(sum - static_cast<float>(dout.size())) < 0.1F;

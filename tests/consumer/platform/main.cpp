@@ -183,24 +183,24 @@ void check_attention(double allowed) {
   std::vector<T> out(q.size()), dq(q.size()), dk(k.size()), dv(v.size()), lse(heads * length), ds(1), db(1);
   const SSMax<T> scaling{static_cast<T>(s), static_cast<T>(b)};
   const View<T, 3> lse_view(lse.data(), {1, heads, length});
-  attention<T>({.q = tensor(q, heads),
-                .k = tensor(k, kv_heads),
-                .v = tensor(v, kv_heads),
-                .out = tensor(out, heads),
-                .lse = lse_view},
-               scaling, Causal{}, Softcap{cap});
+  attention<ssmax::detail::ComputeType<T>>({.q = tensor(q, heads),
+                                            .k = tensor(k, kv_heads),
+                                            .v = tensor(v, kv_heads),
+                                            .out = tensor(out, heads),
+                                            .lse = lse_view},
+                                           scaling, Causal{}, Softcap{cap});
   report("attention", difference(out, exact.out), allowed);
 
-  attention_backward<T>({.q = tensor(q, heads),
-                         .k = tensor(k, kv_heads),
-                         .v = tensor(v, kv_heads),
-                         .out = tensor(out, heads),
-                         .lse = lse_view},
-                        {.dout = tensor(dout, heads),
-                         .dq = tensor(dq, heads),
-                         .dk = tensor(dk, kv_heads),
-                         .dv = tensor(dv, kv_heads)},
-                        scaling.gradient(ds, db), Causal{}, Softcap{cap});
+  attention_backward<ssmax::detail::ComputeType<T>>({.q = tensor(q, heads),
+                                                     .k = tensor(k, kv_heads),
+                                                     .v = tensor(v, kv_heads),
+                                                     .out = tensor(out, heads),
+                                                     .lse = lse_view},
+                                                    {.dout = tensor(dout, heads),
+                                                     .dq = tensor(dq, heads),
+                                                     .dk = tensor(dk, kv_heads),
+                                                     .dv = tensor(dv, kv_heads)},
+                                                    scaling.gradient(ds, db), Causal{}, Softcap{cap});
   report("dq", difference(dq, exact.dq), 10 * allowed);
   report("dk", difference(dk, exact.dk), 10 * allowed);
   report("dv", difference(dv, exact.dv), 10 * allowed);
@@ -217,10 +217,11 @@ void check_decode(const char* what, double allowed) {
   KvCache<Storage> cache({.kv_heads = kv_heads, .width = width, .capacity = length});
   cache.append(tensor(std::as_const(k), kv_heads), tensor(std::as_const(v), kv_heads));
   std::vector<float> out(heads * width);
-  decode<float>({.q = View<const float, 4>(q.data() + (length - 1) * width, {1, heads, 1, width},
-                                           {heads * length * width, length * width, width, 1}),
-                 .out = View<float, 4>(out.data(), {1, heads, 1, width})},
-                cache, SSMax<float>{s, b}, Causal{}, Softcap{cap});
+  attention({.q = View<const float, 4>(q.data() + (length - 1) * width, {1, heads, 1, width},
+                                       {heads * length * width, length * width, width, 1}),
+             .keys = cache,
+             .out = View<float, 4>(out.data(), {1, heads, 1, width})},
+            SSMax<float>{s, b}, Causal{}, Softcap{cap});
 
   for (float& x : k) x = static_cast<float>(Storage(x));
   for (float& x : v) x = static_cast<float>(Storage(x));

@@ -27,12 +27,12 @@ std::vector<float> JOIN(numbers_, SINGLE_HEADER_UNIT)() {
   std::vector<float> out(in.size()), lse(heads * keys), dq(in.size()), dk(in.size()), dv(in.size());
   const View<float, 3> lse_view(lse.data(), {1, heads, keys});
   ThreadPool pool(2);
-  attention<float>({.q = q, .k = q, .v = q, .out = {out.data(), shape}, .lse = lse_view}, scaling, Causal{},
-                   Softcap{20}, {}, pool);
-  attention_backward<float>(
+  attention({.q = q, .k = q, .v = q, .out = {out.data(), shape}, .lse = lse_view}, scaling, Causal{},
+            Softcap{20}, pool);
+  attention_backward(
       {.q = q, .k = q, .v = q, .out = {out.data(), shape}, .lse = lse_view},
       {.dout = q, .dq = {dq.data(), shape}, .dk = {dk.data(), shape}, .dv = {dv.data(), shape}}, scaling,
-      Causal{}, Softcap{20}, {}, pool);
+      Causal{}, Softcap{20}, pool);
   for (const auto& numbers : {out, lse, dq, dk, dv}) keep(numbers);
   return all;
 }

@@ -55,15 +55,16 @@ Problem<A> called_by(const char* function, const Options& options, Problem<A> pr
 
 /// Returns the keys of a call in views, of which k holds keys [first, first + k.extent(2)) of `all`.
 template <class A>
-ViewKeys<A> keys_in(const Tensor<A, StoredTensor<A>>& k, const Tensor<A, StoredTensor<A>>& v, index_t all,
-                    index_t first = 0, const SequenceLengths& lengths = {}) {
+ViewKeys<A> keys_in(const StoredTensor<A>& k, const StoredTensor<A>& v, index_t all, index_t first = 0,
+                    const SequenceLengths& lengths = {}) {
   return {addressable<Rows>(k), addressable<Rows>(v), k.functions(), v.functions(), all, first, lengths};
 }
 
 /// Returns the keys of a public function. `all_keys` may be 0: k holds the last keys.
 template <class Arguments>
 auto keys_of(const Arguments& a) {
-  return keys_in(a.k, a.v, a.all_keys == 0 ? a.first_key + a.k.extent(2) : a.all_keys, a.first_key, a.lengths);
+  return keys_in(a.k, a.v, a.all_keys == 0 ? a.first_key + a.k.extent(2) : a.all_keys, a.first_key,
+                 a.lengths);
 }
 
 /// Returns the problem of a call over keys in views.
@@ -143,7 +144,8 @@ class AttentionCall {
       check_arguments(function, a);
     }
     if (a.more_queries_than_keys)
-      fail_format("ssmax::%s: more_queries_than_keys is true, must be false without a source of keys", function);
+      fail_format("ssmax::%s: more_queries_than_keys is true, must be false without a source of keys",
+                  function);
   }
 };
 

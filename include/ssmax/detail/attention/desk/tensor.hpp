@@ -1,21 +1,14 @@
-/// @defgroup tensor Tensors of a call (tensor.hpp)
-/// @ingroup attention
-/// A tensor of attention is made from a View, or from a pointer, extents and strides:
-///
-///     attention({.q = {q.data(), {batch, heads, queries, d}}, .k = k_view, .v = v_view, .out = out_view});
-///
-/// The elements of each tensor have any storage type (storage.hpp) that is computed in A: float, half, bfloat16 or a
-/// type of your own for float, and double for double. A tensor does not own its elements. The last stride is 1. You
-/// choose the other strides.
+// Defines Tensor, which hides the storage type of a tensor of a call, with the functions that a unit compiles for the
+// type.
 #pragma once
 
 #include <array>
 #include <cstddef>
 
-#include "detail/attention/backward/driver.hpp"
-#include "detail/attention/terms/keys.hpp"
-#include "detail/attention/work/driver.hpp"
-#include "view.hpp"
+#include "../../../view.hpp"
+#include "../backward/driver.hpp"
+#include "../terms/keys.hpp"
+#include "../work/driver.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -27,7 +20,7 @@ struct ForwardFunctions {
 };
 template <class A, class Operand>
 inline constexpr ForwardFunctions<A> forward_functions{compiled::run_attention<Operand, A>,
-                                                   compiled::make_list<Operand, A>};
+                                                       compiled::make_list<Operand, A>};
 
 /// The drivers of the backward pass of a call whose dout has the operand type Operand.
 template <class A>
@@ -38,8 +31,8 @@ struct BackwardFunctions {
 };
 template <class A, class Operand>
 inline constexpr BackwardFunctions<A> backward_functions{compiled::run_backward<Operand, A>,
-                                                     compiled::make_backward_list<Operand, A>,
-                                                     compiled::run_backward_list<Operand, A>};
+                                                         compiled::make_backward_list<Operand, A>,
+                                                         compiled::run_backward_list<Operand, A>};
 
 /// The operand type that rows of X may have: bfloat16, or the compute type.
 template <class X, class A>
@@ -49,35 +42,35 @@ using OperandOf = std::conditional_t<std::same_as<X, bfloat16>, bfloat16, A>;
 // compile the functions: so drivers of bfloat16 come with queries, and with dout, of bfloat16.
 
 template <class A>
-struct ReadTensor {
+struct InputUse {
   using Base = InputRows<A>;
   struct Functions {};
   template <class X>
   static constexpr Functions functions{};
 };
 template <class A>
-struct WrittenTensor {
+struct OutputUse {
   using Base = OutputRows<A>;
   struct Functions {};
   template <class X>
   static constexpr Functions functions{};
 };
 template <class A>
-struct QueryTensor {
+struct QueryUse {
   using Base = InputRows<A>;
   using Functions = const ForwardFunctions<A>*;
   template <class X>
   static constexpr Functions functions = &forward_functions<A, OperandOf<X, A>>;
 };
 template <class A>
-struct StoredTensor {
+struct StoredUse {
   using Base = InputRows<A>;
   using Functions = const StoredType<A>*;
   template <class X>
   static constexpr Functions functions = &stored_type<A, X, false>;
 };
 template <class A>
-struct OutGradientTensor {
+struct OutGradientUse {
   using Base = InputRows<A>;
   using Functions = const BackwardFunctions<A>*;
   template <class X>
@@ -93,21 +86,15 @@ constexpr bool is_written(const OutputRows<A>*) {
   return true;
 }
 
-SSMAX_END
-
-/// @addtogroup tensor
-/// @{
-SSMAX_BEGIN_CODE
-
 /// A tensor [batch, heads, positions, channels] of a call that computes in A. Use is the library's.
 template <class A, class Use>
 class Tensor : public Use::Base {
-  static constexpr bool is_written = detail::is_written(static_cast<const typename Use::Base*>(nullptr));
+  static constexpr bool writes = is_written(static_cast<const typename Use::Base*>(nullptr));
   template <class X>
   static constexpr bool fits =
-      detail::StoredFor<std::remove_const_t<X>, A> && !(is_written && std::is_const_v<X>);
+      detail::StoredFor<std::remove_const_t<X>, A> && !(writes && std::is_const_v<X>);
   template <class X>
-  using Element = std::conditional_t<is_written, X, const X>;
+  using Element = std::conditional_t<writes, X, const X>;
 
  public:
   /// Extents or strides.
@@ -127,13 +114,21 @@ class Tensor : public Use::Base {
   requires(fits<X>) Tensor(X* data, const Extents& extents, const Extents& strides)
       : Tensor(View<X, 4>(data, extents, strides)) {}
 
-  /// @cond
   [[nodiscard]] const typename Use::Functions& functions() const { return functions_; }
-  /// @endcond
 
  private:
   typename Use::Functions functions_{};
 };
 
+template <class A>
+using QueryTensor = Tensor<A, QueryUse<A>>;
+template <class A>
+using StoredTensor = Tensor<A, StoredUse<A>>;
+template <class A>
+using InputTensor = Tensor<A, InputUse<A>>;
+template <class A>
+using OutputTensor = Tensor<A, OutputUse<A>>;
+template <class A>
+using OutGradientTensor = Tensor<A, OutGradientUse<A>>;
+
 SSMAX_END
-/// @}
