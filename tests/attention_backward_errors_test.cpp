@@ -62,24 +62,18 @@ TEST_CASE("backward accepts a valid call and writes only its gradients", "[atten
 
 // ---- Extents and strides ----------------------------------------------------------------------------------
 
-template <int Rank>
-std::array<index_t, Rank> extents_of(const View<const float, Rank>& view) {
-  std::array<index_t, Rank> extents{};
-  for (int i = 0; i < Rank; ++i) extents[static_cast<std::size_t>(i)] = view.extent(i);
-  return extents;
-}
-
-/// Checks that each extent of a view throws if it is one too large or one too small.
-template <class A, class T, int Rank>
-void refuses_extents(A Call::*tensors, View<T, Rank> A::*tensor, const std::string& name) {
-  for (std::size_t i = 0; i < Rank; ++i) {
+/// Checks that each extent of a tensor throws if it is one too large or one too small.
+template <class A, class Tensor>
+void refuses_extents(A Call::*tensors, Tensor A::*tensor, const std::string& name) {
+  typename Tensor::Extents extents{};
+  for (std::size_t i = 0; i < extents.size(); ++i) {
     for (const index_t by : {1, -1}) {
       Call call;
-      View<T, Rank>& view = call.*tensors.*tensor;
-      auto extents = extents_of(View<const float, Rank>(view));
+      Tensor& of_call = call.*tensors.*tensor;
+      for (std::size_t j = 0; j < extents.size(); ++j) extents[j] = of_call.extent(static_cast<int>(j));
       const index_t expected = extents[i];
       extents[i] += by;
-      view = {view.data_handle(), extents};
+      of_call = Tensor(call.in, extents);
       call.refuses_backward({name + " has extent " + std::to_string(extents[i]),
                              "dimension " + std::to_string(i), " has " + std::to_string(expected)});
     }
@@ -147,7 +141,7 @@ TEST_CASE("backward throws for gradients that overlap inputs or each other",
   using Floats = const View<const float, 4>&;
   struct Gradient {
     std::string name;
-    View<float, 4> AttentionGradients<float>::*view;
+    ssmax::detail::OutputTensor<float> AttentionGradients<float>::*view;
   };
   for (const Gradient& gradient :
        {Gradient{"dq", &AttentionGradients<float>::dq}, Gradient{"dk", &AttentionGradients<float>::dk},

@@ -203,8 +203,8 @@ TEST_CASE("backward throws for query ranges and key ranges outside the whole pro
   Result<double> result(problem);
   const auto call = [&](index_t first_key, index_t keys, index_t first_query, index_t queries) {
     BackwardArguments<double> arguments = backward_arguments_of(problem, output);
-    arguments.first_key = first_key, arguments.keys = keys;
-    arguments.first_query = first_query, arguments.queries = queries;
+    arguments.first_key = first_key, arguments.all_keys = keys;
+    arguments.first_query = first_query, arguments.all_queries = queries;
     ssmax::attention_backward<double>(arguments, gradients_to(problem, result));
   };
   CHECK_NOTHROW(call(1, 7, 2, 6));

@@ -30,4 +30,9 @@ AttentionArguments<A> over(AttentionArguments<A> a, const K& source) {
   return a;
 }
 
+template <class T, class K>
+AttentionArguments<detail::ComputeType<T>> over(const mpi::DecodeArguments<T>& a, const K& source) {
+  return over(detail::as_one_process(a, AttentionOptions<T>()), source);
+}
+
 }  // namespace ssmax

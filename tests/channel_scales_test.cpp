@@ -189,8 +189,9 @@ TEMPLATE_TEST_CASE("a call of attention over pages with factors of channels", "[
   for_each_target([&](const std::string&) {
     Output<float> got(shape);
     ssmax::attention(
-        with(arguments_of(pool.numbers, got), AttentionOptions<float>{.explanation = &got.explanation}),
-        pool.keys(), Softmax{}, Causal{}, Identity{});
+        over(with(arguments_of(pool.numbers, got), AttentionOptions<float>{.explanation = &got.explanation}),
+             pool.keys()),
+        Causal{});
     CHECK(got.explanation.path == Path::short_keys);
     check_output(got, expected, name_of(shape));
   });

@@ -171,7 +171,7 @@ TEMPLATE_TEST_CASE("decode from an 8-bit cache is as good as a naive loop on wha
 /// factor multiplies the product.
 TEMPLATE_TEST_CASE("decode reads rows of 8 bits in place", "[eight_bit][decode]", Int8, Fp8E4M3, Fp8E5M2) {
   using X = TestType;
-  const auto products = ssmax::detail::stored_products<float, X, X>();
+  const auto& products = ssmax::detail::stored_type<float, X, true>;
   CHECK(products.logits != nullptr);
   CHECK(products.accumulate != nullptr);
   for_each_target([&](const std::string& target) {

@@ -51,8 +51,6 @@ std::vector<To> as(const std::vector<From>& numbers) {
 /// Tensors of a forward and a backward.
 template <class Q, class K, class V, class Out>
 struct Tensors {
-  using Types = Elements<Q, K, V, Out>;
-
   Extents extents;
   std::vector<Q> q, dq;
   std::vector<K> k, dk;
@@ -85,35 +83,34 @@ struct Tensors {
 
   SSMax<float> scaling() const { return SSMax<float>{0.4f}; }
 
-  template <class T = Types, class E = Serial>
-  void attend(const AttentionOptions<T>& options = {}, E&& executor = {}) {
-    AttentionOptions<T> explained = options;
+  template <class E = Serial>
+  void attend(const AttentionOptions<float>& options = {}, E&& executor = {}) {
+    AttentionOptions<float> explained = options;
     explained.explanation = &explanation;
-    attention<ssmax::detail::ComputeType<T>>(with({.q = {q.data(), extents.q()},
-                                                   .k = {k.data(), extents.k()},
-                                                   .v = {v.data(), extents.v()},
-                                                   .out = {out.data(), extents.out()},
-                                                   .lse = {lse.data(), extents.rows()}},
-                                                  explained),
-                                             scaling(), Causal{}, executor);
+    attention(with({.q = {q.data(), extents.q()},
+                    .k = {k.data(), extents.k()},
+                    .v = {v.data(), extents.v()},
+                    .out = {out.data(), extents.out()},
+                    .lse = {lse.data(), extents.rows()}},
+                   explained),
+              scaling(), Causal{}, executor);
   }
-  template <class T = Types, class E = Serial>
+  template <class E = Serial>
   void differentiate(bool accumulate, E&& executor = {}) {
     std::fill(ds.begin(), ds.end(), 0.f);
     const std::vector<float> factors(ds.size(), 0.4f), offsets(ds.size(), 0.f);
-    attention_backward<ssmax::detail::ComputeType<T>>(
-        backward_with({.q = {q.data(), extents.q()},
-                       .k = {k.data(), extents.k()},
-                       .v = {v.data(), extents.v()},
-                       .out = {out.data(), extents.out()},
-                       .lse = {lse.data(), extents.rows()}},
-                      AttentionOptions<T>{.explanation = &backward_explanation}),
-        {.dout = {dout.data(), extents.out()},
-         .dq = {dq.data(), extents.q()},
-         .dk = {dk.data(), extents.k()},
-         .dv = {dv.data(), extents.v()},
-         .accumulate = accumulate},
-        SSMax<float>{factors, offsets}.gradient(ds, {}), Causal{}, executor);
+    attention_backward(backward_with({.q = {q.data(), extents.q()},
+                                      .k = {k.data(), extents.k()},
+                                      .v = {v.data(), extents.v()},
+                                      .out = {out.data(), extents.out()},
+                                      .lse = {lse.data(), extents.rows()}},
+                                     AttentionOptions<float>{.explanation = &backward_explanation}),
+                       {.dout = {dout.data(), extents.out()},
+                        .dq = {dq.data(), extents.q()},
+                        .dk = {dk.data(), extents.k()},
+                        .dv = {dv.data(), extents.v()},
+                        .accumulate = accumulate},
+                       SSMax<float>{factors, offsets}.gradient(ds, {}), Causal{}, executor);
   }
 };
 
@@ -140,7 +137,7 @@ TEST_CASE("attention of tensors of different types is bit-identical to float", "
       for_each_mixture(extents, [&](auto tensors) {
         INFO(target << ", queries " << extents.queries << ", keys " << extents.keys);
         auto wide = tensors.widened();
-        wide.template attend<float>();
+        wide.attend();
         tensors.attend();
         check_is_float(tensors.explanation);
         CHECK(tensors.explanation.path == wide.explanation.path);
@@ -161,7 +158,7 @@ TEST_CASE("RoPE rotates keys of another type", "[attention][elements]") {
   for_each_target([&](const std::string&) {
     Tensors<float, half, bfloat16, half> tensors(extents);
     auto wide = tensors.widened();
-    wide.attend<float>({.rope = &rope});
+    wide.attend({.rope = &rope});
     tensors.attend({.rope = &rope});
     CHECK(same_bits(tensors.out, as<half>(wide.out)));
   });
@@ -174,7 +171,7 @@ TEST_CASE("q, k and v of bfloat16 take the bf16 path with any type of out",
     Tensors<bfloat16, bfloat16, bfloat16, float> tensors(extents);
     Tensors<bfloat16, bfloat16, bfloat16, bfloat16> plain(extents);
     tensors.attend();
-    plain.attend<bfloat16>();
+    plain.attend();
     CHECK(tensors.explanation.path == plain.explanation.path);
     CHECK(std::string_view(tensors.explanation.operands) == plain.explanation.operands);
     CHECK(same_bits(as<bfloat16>(tensors.out), plain.out));
@@ -216,7 +213,7 @@ TEST_CASE("gradients of tensors of different types are bit-identical to float",
         INFO(target << ", queries " << extents.queries << ", keys " << extents.keys);
         tensors.attend();
         auto wide = tensors.widened();
-        wide.template differentiate<float>(false);
+        wide.differentiate(false);
         tensors.differentiate(false);
         check_is_float(tensors.backward_explanation);
         using Q = typename decltype(tensors.q)::value_type;
@@ -228,7 +225,7 @@ TEST_CASE("gradients of tensors of different types are bit-identical to float",
         CHECK(same_bits(tensors.ds, wide.ds));
         // Gradients are added before they are rounded.
         wide = tensors.widened();
-        wide.template differentiate<float>(true);
+        wide.differentiate(true);
         tensors.differentiate(true, Threads{3});
         CHECK(same_bits(tensors.dq, as<Q>(wide.dq)));
         CHECK(same_bits(tensors.dk, as<K>(wide.dk)));
@@ -275,15 +272,10 @@ void check_cache(const Extents& e) {
   std::vector<float> wide_out(out.size());
   for_each_target_of<bfloat16>([&](const std::string& target) {
     INFO(target << ", queries " << e.queries << ", keys " << e.keys);
-    using T = Elements<Q, Q, Q, Out>;
-    attention<ssmax::detail::ComputeType<T>>(
-        {.q = {q.data(), e.q()}, .keys = cache, .out = {out.data(), e.out()}}, SSMax<float>{0.4f}, Causal{});
+    attention({.q = {q.data(), e.q()}, .keys = cache, .out = {out.data(), e.out()}}, SSMax<float>{0.4f},
+              Causal{});
     attention({.q = {wide_q.data(), e.q()}, .keys = wide, .out = {wide_out.data(), e.out()}},
               SSMax<float>{0.4f}, Causal{});
-    CHECK(same_bits(out, as<Out>(wide_out)));
-    std::fill(out.begin(), out.end(), Out{});
-    attention<ssmax::detail::ComputeType<T>>(
-        {.q = {q.data(), e.q()}, .keys = cache, .out = {out.data(), e.out()}}, SSMax<float>{0.4f}, Causal{});
     CHECK(same_bits(out, as<Out>(wide_out)));
   });
 }
@@ -316,8 +308,9 @@ TEST_CASE("a plan takes tensors of different types", "[plan][elements]") {
   tensors.attend();
   const auto expected = tensors.out;
   std::fill(tensors.out.begin(), tensors.out.end(), half{});
-  const AttentionPlan<Elements<float, half, bfloat16, half>, Causal> plan(
-      {e.batch, e.heads, e.kv_heads, e.queries, e.keys, e.d, e.dv}, Causal{});
+  const Plan plan(
+      {.q = {tensors.q.data(), e.q()}, .k = {tensors.k.data(), e.k()}, .v = {tensors.v.data(), e.v()}}, 1,
+      Causal{});
   Workspace workspace;
   const std::span<std::byte> memory(workspace.reserve(plan.bytes()), plan.bytes());
   plan.bind({.q = {tensors.q.data(), e.q()},

@@ -158,11 +158,10 @@ TEST_CASE("a plan over one layout of the keys runs over another", "[decode][plan
   for (const index_t threads : {1, 2, 5}) {
     INFO(threads << " threads");
     const auto check_plan = [&](const auto& planned, const auto& bound) {
-      const ssmax::SourcePlan<float, std::remove_cvref_t<decltype(planned)>, Causal> plan(
-          {.heads = heads, .queries = 1}, planned, Causal{}, {}, threads);
-      ssmax::Workspace workspace;
       Output<float> got(data.shape);
-      plan.bind(arguments_of(data, got), bound, ssmax::Softmax{})
+      const ssmax::Plan plan(over(arguments_of(data, got), planned), threads, Causal{});
+      ssmax::Workspace workspace;
+      plan.bind(over(arguments_of(data, got), bound))
           .run(std::span(workspace.reserve(plan.bytes()), plan.bytes()), Threads{threads});
       CHECK(got == expected);
     };

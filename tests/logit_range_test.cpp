@@ -42,22 +42,24 @@ struct Problem {
 
   View<const T, 4> view(const std::vector<T>& x, index_t rows) const { return {x.data(), {1, 1, rows, d}}; }
   void over_views(bool has_score) {
-    const AttentionArguments<ssmax::detail::ComputeType<T>> a{view(q, queries),
-                                                              view(k, keys),
-                                                              view(v, keys),
-                                                              {out.data(), {1, 1, queries, d}},
-                                                              {lse.data(), {1, 1, queries}}};
-    if (has_score)
-      return attention<ssmax::detail::ComputeType<T>>(with(a, AttentionOptions<T>{.scale = 1.0}),
-                                                      Constant(10), Full{}, Softcap(3e38));
-    attention<ssmax::detail::ComputeType<T>>(with(a, AttentionOptions<T>{.scale = 1.0}), Constant(10),
-                                             Full{});
+    const AttentionArguments<Compute> a{.q = view(q, queries),
+                                        .k = view(k, keys),
+                                        .v = view(v, keys),
+                                        .out = {out.data(), {1, 1, queries, d}},
+                                        .lse = {lse.data(), {1, 1, queries}},
+                                        .scale = 1.0};
+    if (has_score) return attention<Compute>(a, Constant(10), Softcap(3e38));
+    attention<Compute>(a, Constant(10));
   }
   void over_cache() {
     KvCache<T> cache({.batch = 1, .kv_heads = 1, .width = d, .capacity = keys});
     cache.append(view(k, keys), view(v, keys));
-    attention<T>({view(q, queries), {out.data(), {1, 1, queries, d}}, {lse.data(), {1, 1, queries}}}, cache,
-                 Constant(10), Full{}, {.scale = 1.0});
+    attention<Compute>({.q = view(q, queries),
+                        .keys = cache,
+                        .out = {out.data(), {1, 1, queries, d}},
+                        .lse = {lse.data(), {1, 1, queries}},
+                        .scale = 1.0},
+                       Constant(10), Full{});
   }
   void check(Keys kind) const {
     const auto is = [&](float value, Compute expected_lse) {

@@ -111,14 +111,11 @@ void check_views(const Data<T>& data) {
   const index_t keys = data.shape.longest();
   check_rows<T>(data, [&](const Data<T>& numbers, const auto& mask) {
     Output<T> result(data.shape);
-    const auto [q, out, lse] = arguments_of(data, result);
-    attention<Compute<T>>({.q = q,
-                           .k = numbers.k_view(0, keys),
-                           .v = numbers.v_view(0, keys),
-                           .out = out,
-                           .lse = lse,
-                           .explanation = &result.explanation},
-                          LogN{}, mask);
+    AttentionArguments<Compute<T>> a = arguments_of(data, result);
+    a.k = numbers.k_view(0, keys);
+    a.v = numbers.v_view(0, keys);
+    a.explanation = &result.explanation;
+    attention<Compute<T>>(a, LogN{}, mask);
     return result;
   });
 }

@@ -107,14 +107,8 @@ struct Mixed {
             }).starts_with("ssmax: a call needs memory"));
       CHECK(none == untouched);
     }
-    const AttentionPlan<T, Causal> plan({.batch = q.view().extent(0),
-                                         .heads = sizes.heads,
-                                         .kv_heads = sizes.kv_heads,
-                                         .queries = q.view().extent(2),
-                                         .keys = k.view().extent(2),
-                                         .width = sizes.d,
-                                         .value_width = sizes.dv},
-                                        Causal{}, {.lengths = sequences.lengths()}, threads);
+    const Plan<ssmax::detail::ComputeType<T>, Causal> plan(
+        {.q = q.view(), .k = k.view(), .v = v.view(), .lengths = sequences.lengths()}, threads, Causal{});
     CHECK(plan.bytes() < bytes);  // the plan has the list
     CHECK(plan.explanation().path == explanation.path);
   }

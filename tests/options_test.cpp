@@ -10,7 +10,7 @@ namespace options_test {
 
 using namespace options_table;
 
-/// The entry points that take AttentionOptions.
+/// The entry points that take options.
 struct Call : Tensors {
   std::vector<float> shift = lse, sum = lse;
 
@@ -41,12 +41,10 @@ struct Call : Tensors {
     attention(with({.q = view(q), .keys = cache, .out = view(out)}, options), Softmax{}, Causal{});
   }
   void plan(const Options& options) {
-    (void)AttentionPlan<float>(
-        {.batch = 1, .heads = heads, .kv_heads = heads, .queries = n, .keys = n, .width = d}, Full{},
-        options);
+    (void)Plan<float>(with({.q = view(q), .k = view(q), .v = view(q)}, options));
   }
   void source_plan(const Options& options) {
-    (void)SourcePlan<float, KvCache<float>>({.heads = heads, .queries = n}, cache, Causal{}, options);
+    (void)Plan<float, Causal>(with({.q = view(q), .keys = cache}, options), 1, Causal{});
   }
 };
 

@@ -30,16 +30,15 @@ TEST_CASE("the list of a backward covers each kv head of each sequence once", "[
       if (has_lengths) return sequences.extents(of_queries, heads, 8);
       return std::array{batch, heads, of_queries ? n : m, index_t{8}};
     };
-    AttentionOptions<float> options;
-    if (has_lengths) options.lengths = sequences.lengths();
     const float number{};
     const View<const float, 4> q{&number, extents(true, 2 * kv_heads)}, k{&number, extents(false, kv_heads)};
     const View<float, 4> dk{nullptr, extents(false, kv_heads)};
-    const BackwardArguments<float> a{.q = q, .k = k, .v = k, .out = q};
-    const auto share = detail::keys_of(a, options);
+    BackwardArguments<float> a{.q = q, .k = k, .v = k, .out = q};
+    if (has_lengths) a.lengths = sequences.lengths();
+    const auto views = detail::keys_of(a);
     const auto problem = detail::make_backward_problem<float>(
-        detail::make_problem<float>(a, share, options), a,
-        {.dout = q, .dq = {nullptr, extents(true, 2 * kv_heads)}, .dk = dk, .dv = dk}, options);
+        detail::make_views_problem("list", a, views), a,
+        {.dout = q, .dq = {nullptr, extents(true, 2 * kv_heads)}, .dk = dk, .dv = dk}, a);
     const Softmax scaling;
     const Full mask;
     const Identity score;

@@ -52,8 +52,8 @@ void check(const Shape& shape, const AttentionOptions<T>& options, const MakeSco
                                    Causal{}, score(expected));
     for (const index_t threads : {1, 2, 3, 8}) {
       Learnt<T> example(problem, 0);
-      const BackwardPlan<T, SSMaxGradient<Compute<T>>, Causal, decltype(score(example))> plan(
-          shape_of(shape), scaling(example), Causal{}, score(example), options, threads, accumulate);
+      const BackwardPlan plan(backward_with(arguments, options), gradients(example), threads,
+                              scaling(example), Causal{}, score(example));
       const GuardedMemory memory(plan.bytes());
       const auto check_run = [&](auto&& executor) {
         Learnt<T> learnt(problem, options.sinks.size());
@@ -102,11 +102,12 @@ TEST_CASE("a plan of the backward refuses calls that do not fit", "[attention][b
   const std::vector<float> sinks(4), dbias(600), bias(dbias);
   Result<float> result(problem, 4);
   const Result<float> untouched = result;
-  const BackwardPlan<float> plan(shape_of(shape), {}, {}, {});
-  const BackwardArguments<float> fits = backward_arguments_of(problem, output);
+  BackwardArguments<float> fits = backward_arguments_of(problem, output);
   const AttentionGradients<float> gradients = gradients_to(problem, result);
+  const BackwardPlan plan(fits, gradients, 1);
+  fits.sinks = sinks;
   const auto refuses = [&](auto a, auto g, std::initializer_list<std::string_view> words) {
-    check_refused_with_words(words, [&] { (void)plan.bind(a, g, {}, {}, sinks); });
+    check_refused_with_words(words, [&] { (void)plan.bind(a, g); });
   };
   auto a = fits;
   a.q = {problem.q.data(), {2, 4, 4, 8}};
@@ -120,13 +121,14 @@ TEST_CASE("a plan of the backward refuses calls that do not fit", "[attention][b
   g = gradients;
   g.dsinks = result.dsinks;
   refuses(fits, g, {"dsinks", "memory"});
-  check_refused({"max_threads"}, [&] { BackwardPlan<float>(shape_of(shape), {}, {}, {}, {}, 0); });
+  check_refused({"max_threads"}, [&] { BackwardPlan<float>(fits, gradients, 0); });
   std::vector<float> summed(1200);
   const auto score = [&](index_t of_entry) {
     return Bias(View<const float, 4>(bias.data(), {2, 4, 5, 30}, {0, 150, 30, 1}))
         .gradient(View<float, 4>(summed.data(), {2, 4, 5, 30}, {of_entry, 150, 30, 1}));
   };
-  const BackwardPlan<float, Softmax, Full, decltype(score(0))> of_bias(shape_of(shape), {}, {}, score(600));
+  fits.sinks = {};
+  const BackwardPlan of_bias(fits, gradients, 1, score(600));
   check_refused({"shared"}, [&] { (void)of_bias.bind(fits, gradients, {}, score(0)); });
 
   const auto call = plan.bind(fits, gradients, {});

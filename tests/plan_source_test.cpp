@@ -47,9 +47,7 @@ struct Call {
         q(reference::normals<T>(static_cast<std::size_t>(batch * of_heads * rows * d), 9)),
         out(q.size(), T(-77.F)),
         extents{batch, of_heads, rows, d} {}
-  AttentionArguments<Compute<T>> arguments() {
-    return {.q = {q.data(), extents}, .out = {out.data(), extents}};
-  }
+  AttentionArguments<float> arguments() { return {.q = {q.data(), extents}, .out = {out.data(), extents}}; }
 
   typename View<T, 4>::Extents extents;
 };
@@ -58,20 +56,20 @@ struct Call {
 template <class T, class K>
 std::vector<T> expected(const K& source) {
   Call<T> call(source.shape().batch);
-  attention<Compute<T>>(call.arguments(), source, SSMax<float>{0.3F}, Causal{});
+  attention(over(call.arguments(), source), SSMax<float>{0.3F}, Causal{});
   return call.out;
 }
 
 /// Runs a plan over another source in exactly bytes(). Returns false if bind refuses the source.
 template <class T, class K>
-bool check_bound(const SourcePlan<T, K>& plan, const K& source, const std::vector<T>& expected) {
+bool check_bound(const Plan<float, Causal>& plan, const K& source, const std::vector<T>& expected) {
   const SSMax<float> scaling{0.3F};
   bool is_bound = false;
   const auto check_run = [&](auto&& executor) {
     Call<T> call(source.shape().batch);
     const GuardedMemory memory(plan.bytes());
     const std::string error = refusal([&] {
-      const auto bound = plan.bind(call.arguments(), source, scaling);
+      const auto bound = plan.bind(over(call.arguments(), source), scaling);
       is_bound = true;
       bound.run(memory.span(), executor);
     });
@@ -115,8 +113,8 @@ struct Forks {
 template <class T, class Source>
 void check_all(const std::vector<Source>& sources, const std::vector<std::vector<T>>& expected) {
   for (std::size_t planned = 0; planned < sources.size(); ++planned) {
-    const SourcePlan<T, Source> plan({.heads = heads, .queries = 1}, sources[planned], Causal{},
-                                     AttentionOptions<T>(), 3);
+    Call<T> call(sources[planned].shape().batch);
+    const Plan plan(over(call.arguments(), sources[planned]), 3, Causal{});
     for (std::size_t bound = 0; bound < sources.size(); ++bound) {
       INFO("planned over batch " << planned << ", bound to " << bound);
       const bool is_bound = check_bound<T>(plan, sources[bound], expected[bound]);
@@ -197,8 +195,7 @@ TEST_CASE("common codes with other factors are no common keys", "[decode][plan][
   const std::vector<float> alone = expected<float>(Source{{source}, false, factors.data()});
   CHECK(same_bits(expected<float>(own), alone));
   for (const Source& planned : {own, of_same})
-    check_bound<float>({{.heads = heads, .queries = 1}, planned, Causal{}, AttentionOptions<float>(), 3}, own,
-                       alone);
+    check_bound<float>({over(Call<float>(4).arguments(), planned), 3, Causal{}}, own, alone);
 }
 
 TEST_CASE("a plan and a workspace have the memory of the list of sequences", "[decode][plan]") {
@@ -215,19 +212,18 @@ TEST_CASE("a plan and a workspace have the memory of the list of sequences", "[d
     AttentionOptions<float> options{.lengths = of_queries};
     const auto make = [&] { return Call<float>(is_packed ? 1 : batch, is_packed ? batch : 1, 1, d); };
     Call<float> got = make(), expected = make(), again = make();
-    const SourcePlan<float, std::remove_cv_t<decltype(keys)>> plan(
-        {.heads = 1, .queries = is_packed ? batch : 1}, keys, Causal{}, options);
+    const Plan plan(with(over(got.arguments(), keys), options), 1, Causal{});
     const GuardedMemory memory(plan.bytes());
-    plan.bind(got.arguments(), keys, Softmax{}).run(memory.span());
+    plan.bind(over(got.arguments(), keys)).run(memory.span());
     CHECK(memory.is_intact());
     Explanation explanation;
     options.explanation = &explanation;
-    attention(with(expected.arguments(), options), keys, Softmax{}, Causal{});
+    attention(with(over(expected.arguments(), keys), options), Causal{});
     CHECK(same_bits(got.out, expected.out));
     const GuardedMemory exact(explanation.workspace_bytes);
     Workspace workspace(exact.span());
     options.workspace = &workspace;
-    attention(with(again.arguments(), options), keys, Softmax{}, Causal{});
+    attention(with(over(again.arguments(), keys), options), Causal{});
     CHECK(same_bits(again.out, expected.out));
     CHECK(exact.is_intact());
   };
@@ -242,14 +238,15 @@ TEST_CASE("bind refuses a Bias that attention refuses", "[decode][plan][errors]"
   const std::vector<float> rows(2 * 8 * 4, 1);
   const View<const float, 4> numbers(rows.data(), {2, 1, 8, 4});
   cache.append(numbers, numbers, nullptr, std::vector<index_t>{5, 8});
-  const SourcePlan<float, KvCache<float>> plan({.heads = 1, .queries = 1}, cache, Causal{});
   Call<float> call(2, 1, 1, 4);
+  const auto arguments = over(call.arguments(), cache);
+  const Plan plan(arguments, 1, Causal{});
   for (const index_t keys : {5, 8}) {
     const Bias bias(View<const float, 4>(rows.data(), {2, 1, 1, keys}));
-    const auto attend = [&] { attention(call.arguments(), cache, Softmax{}, Causal{}, bias); };
+    const auto attend = [&] { attention(arguments, Causal{}, bias); };
     const std::string expected = refusal(attend);
     CHECK(expected.find("bias has extent") != std::string::npos);
-    CHECK(refusal([&] { (void)plan.bind(call.arguments(), cache, Softmax{}, bias); }) == expected);
+    CHECK(refusal([&] { (void)plan.bind(arguments, bias); }) == expected);
   }
 }
 
@@ -283,13 +280,12 @@ TEST_CASE("a plan keeps the lengths that it was given", "[attention][decode][pla
     const Softmax scaling;
     attention({.q = q, .k = q, .v = q, .out = to(expected), .lengths = lengths_of(before)}, scaling,
               Causal{});
-    const AttentionPlan<float, Causal> plan({batch, 2, 2, rows, rows, d}, Causal{},
-                                            {.lengths = lengths_of(given)});
+    const Plan plan({.q = q, .k = q, .v = q, .lengths = lengths_of(given)}, 1, Causal{});
     check_run(plan, [&] { return plan.bind({.q = q, .k = q, .v = q, .out = to(out)}, scaling); });
     attention({.q = q, .keys = cache, .out = to(expected), .lengths = queries_of(before)}, scaling, Causal{});
-    const SourcePlan<float, KvCache<float>> over_source({.heads = 2, .queries = rows}, cache, Causal{},
-                                                        {.lengths = queries_of(given)});
-    check_run(over_source, [&] { return over_source.bind({.q = q, .out = to(out)}, cache, scaling); });
+    const Plan over_source({.q = q, .keys = cache, .lengths = queries_of(given)}, 1, Causal{});
+    check_run(over_source,
+              [&] { return over_source.bind({.q = q, .keys = cache, .out = to(out)}, scaling); });
   };
   using Given = const std::vector<index_t>&;
   check(
@@ -350,12 +346,14 @@ TEST_CASE("a bound call keeps temporary sources, scalings and scores", "[attenti
   cache.append(stored, stored);
   Viewed::other_keys().append(other, other);
   Call<float> expected(1, 1, 1, d), got(1, 1, 1, d), over_views(1, 1, 1, d);
-  attention(expected.arguments(), cache, Scaled(), Causal{}, Shifted());
+  attention(over(expected.arguments(), cache), Scaled(), Causal{}, Shifted());
 
-  const SourcePlan<float, Viewed> plan({.heads = 1, .queries = 1}, Viewed(cache), Causal{});
-  const auto bound = plan.bind(got.arguments(), Viewed(cache), Scaled(), Shifted());
-  const AttentionPlan<float, Causal> views({.queries = 1, .keys = n, .width = d}, Causal{});
-  const AttentionArguments<float> a = over_views.arguments();
+  const AttentionArguments<float> a = over_views.arguments(), b = got.arguments();
+  const Plan plan({.q = b.q, .keys = Viewed(cache)}, 1, Causal{});
+  AttentionArguments<float> named{.q = b.q, .keys = Viewed(cache), .out = b.out};
+  const auto bound = plan.bind(named, Scaled(), Shifted());
+  named.keys = {};
+  const Plan views({.q = a.q, .k = stored, .v = stored}, 1, Causal{});
   const auto bound_views =
       views.bind({.q = a.q, .k = stored, .v = stored, .out = a.out}, Scaled(), Shifted());
   bound.run(GuardedMemory(plan.bytes()).span());
@@ -378,11 +376,11 @@ TEST_CASE("a plan refuses to run on another target", "[attention][decode][plan][
   const Softmax scaling;
   for (const Target planned : targets) {
     set_active_target(planned);
-    const AttentionPlan<bfloat16, Causal> plan({.queries = n, .keys = n, .width = d}, Causal{});
-    const SourcePlan<bfloat16, KvCache<bfloat16>> over_source({.queries = n}, cache, Causal{});
+    const Plan plan({.q = all, .k = all, .v = all}, 1, Causal{});
+    const Plan over_source({.q = all, .keys = cache}, 1, Causal{});
     const GuardedMemory memory(std::max(plan.bytes(), over_source.bytes()) + 1'000'000);
     const auto bound = plan.bind({.q = all, .k = all, .v = all, .out = to}, scaling);
-    const auto bound_source = over_source.bind({.q = all, .out = to}, cache, scaling);
+    const auto bound_source = over_source.bind({.q = all, .keys = cache, .out = to}, scaling);
     for (const Target active : targets) {
       if (active == planned) continue;
       set_active_target(active);
@@ -411,10 +409,11 @@ TEST_CASE("bind compares the lengths of a source unless the source has the layou
   Call<float> call(2);
   for (const std::uint64_t number : {std::uint64_t{0}, std::uint64_t{7}}) {
     const Keys first = keys(lengths, number);
-    const SourcePlan<float, Keys> plan({.heads = heads, .queries = 1}, first, Causal{});
+    const Plan plan(over(call.arguments(), first), 1, Causal{});
     const auto is_refused = [&](std::uint64_t other) {
-      return refusal([&] { (void)plan.bind(call.arguments(), keys(others, other), SSMax<float>{0.3F}); }) !=
-             "(nothing was thrown)";
+      return refusal([&] {
+               (void)plan.bind(over(call.arguments(), keys(others, other)), SSMax<float>{0.3F});
+             }) != "(nothing was thrown)";
     };
     CHECK(is_refused(number) == (number == 0));
     CHECK(is_refused(8));

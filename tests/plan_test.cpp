@@ -31,7 +31,7 @@ void check_plan(const Shape& shape, const AttentionOptions<T>& options) {
     INFO(target << ' ' << name_of(shape));
     const Output<T> expected = run(problem, heads.scaling(), Causal{}, Softcap{7}, options);
     for (const index_t threads : {1, 2, 3}) {
-      const AttentionPlan<T, Causal> plan(shape_of(shape), Causal{}, options, threads);
+      const Plan plan(extents_of(problem, options), threads, Causal{});
       const GuardedMemory memory(plan.bytes());
       const auto check_run = [&](auto&& executor) {
         Output<T> output(shape);
@@ -62,7 +62,7 @@ TEST_CASE("a plan of sequences with their own lengths", "[attention][plan]") {
   const Shape shape{1, 4, 2, 205, 205, 8, 8};
   const Problem<float> problem(shape);
   const AttentionOptions<float> options{.lengths = SequenceLengths::packed(cumulative)};
-  const AttentionPlan<float, Causal> plan(shape_of(shape), Causal{}, options, 2);
+  const Plan plan(extents_of(problem, options), 2, Causal{});
   const GuardedMemory memory(plan.bytes());
   Output<float> output(shape);
   plan.bind(arguments_of(problem, output), LogN{}).run(memory.span());
@@ -89,8 +89,9 @@ KvCache<X> cache_of(const Problem<T>& problem, bool is_ring = false) {
 }
 
 template <class T>
-ssmax::AttentionArguments<Compute<T>> decode_arguments_of(const Problem<T>& problem, Output<T>& output) {
-  return {.q = problem.q_view(), .out = output.out_view(), .lse = output.lse_view()};
+ssmax::AttentionArguments<Compute<T>> decode_arguments_of(const Problem<T>& problem, Output<T>& output,
+                                                          const ssmax::Keys<Compute<T>>& keys) {
+  return {.q = problem.q_view(), .keys = keys, .out = output.out_view(), .lse = output.lse_view()};
 }
 
 template <class X, class T, class M>
@@ -104,16 +105,16 @@ void check_source_plan(const Shape& shape, const M& mask, const AttentionOptions
     Output<T> expected(shape);
     AttentionOptions<T> explained = options;
     explained.explanation = &expected.explanation;
-    ssmax::attention<Compute<T>>(with(over(decode_arguments_of(problem, expected), cache), explained),
+    ssmax::attention<Compute<T>>(with(decode_arguments_of(problem, expected, cache), explained),
                                  heads.scaling(), mask, Softcap{7});
     for (const index_t threads : {1, 3}) {
-      const ssmax::SourcePlan<T, KvCache<X>, M> plan({.heads = shape.heads, .queries = shape.queries}, cache,
-                                                     mask, options, threads);
+      Output<T> none(shape);
+      const Plan<Compute<T>, M> plan(with(decode_arguments_of(problem, none, cache), options), threads, mask);
       CHECK(plan.explanation().path == expected.explanation.path);
       const GuardedMemory memory(plan.bytes());
       const auto check_run = [&](auto&& executor) {
         Output<T> output(shape);
-        plan.bind(decode_arguments_of(problem, output), layer, heads.scaling(), Softcap{7})
+        plan.bind(decode_arguments_of(problem, output, layer), heads.scaling(), Softcap{7})
             .run(memory.span(), executor);
         CHECK(output == expected);
         CHECK(memory.is_intact());
@@ -142,12 +143,11 @@ TEST_CASE("a plan over a source of sequences with their own numbers of queries",
   const Problem<float> keys({3, 4, 2, 1, 300, 8, 8}), queries(packed);
   const KvCache<float> cache = cache_of<float>(keys);
   const AttentionOptions<float> options{.lengths = SequenceLengths::packed_queries(cumulative)};
-  const ssmax::SourcePlan<float, KvCache<float>> plan({.heads = 4, .queries = 41}, cache, Causal{}, options,
-                                                      2);
-  const GuardedMemory memory(plan.bytes());
   Output<float> expected(packed), output(packed);
-  ssmax::attention(with(over(decode_arguments_of(queries, expected), cache), options), LogN{}, Causal{});
-  plan.bind(decode_arguments_of(queries, output), cache, LogN{}).run(memory.span());
+  const Plan plan(with(decode_arguments_of(queries, output, cache), options), 2, Causal{});
+  const GuardedMemory memory(plan.bytes());
+  ssmax::attention(with(decode_arguments_of(queries, expected, cache), options), LogN{}, Causal{});
+  plan.run(decode_arguments_of(queries, output, cache), memory.span(), LogN{});
   CHECK(memory.is_intact());
   CHECK(same_bits(output.out, expected.out));
   CHECK(same_bits(output.lse, expected.lse));
@@ -167,10 +167,10 @@ TEST_CASE("the run of a plan does not ask for the lengths of sequences", "[decod
   std::vector<int> calls(4);
   const Counted source{cache_of<float>(keys), calls};
   const AttentionOptions<float> options{.lengths = SequenceLengths::packed_queries(cumulative)};
-  const ssmax::SourcePlan<float, Counted> plan({.heads = 4, .queries = 82}, source, Causal{}, options, 3);
-  const GuardedMemory memory(plan.bytes());
   Output<float> output(packed);
-  const auto bound = plan.bind(decode_arguments_of(queries, output), source, LogN{});
+  const Plan plan(with(decode_arguments_of(queries, output, source), options), 3, Causal{});
+  const GuardedMemory memory(plan.bytes());
+  const auto bound = plan.bind(decode_arguments_of(queries, output, source), LogN{});
   std::fill(calls.begin(), calls.end(), 0);
   bound.run(memory.span(), ssmax::Serial{});
   CHECK(calls == std::vector<int>(4));
@@ -180,31 +180,31 @@ TEST_CASE("a plan over a source refuses another source", "[decode][plan][errors]
   const Shape shape{2, 4, 2, 5, 300, 8, 8};
   const Problem<float> problem(shape);
   const KvCache<float> cache = cache_of<float>(problem);
-  const ssmax::SourcePlan<float, KvCache<float>> plan({.heads = 4, .queries = 5}, cache, Causal{});
   Output<float> output(shape);
-  const auto arguments = decode_arguments_of(problem, output);
+  const auto over_keys = [&](const KvCache<float>& other) {
+    return decode_arguments_of(problem, output, other);
+  };
+  const Plan plan(over_keys(cache), 1, Causal{});
   const auto refused = [&](const KvCache<float>& other) {
-    return refusal([&] { (void)plan.bind(arguments, other, LogN{}); });
+    return refusal([&] { (void)plan.bind(over_keys(other), LogN{}); });
   };
   KvCache<float> shorter = cache;
   shorter.truncate(1, 298);
-  CHECK(refused(shorter) ==
-        "ssmax::SourcePlan::bind: sequence 1 of the source has length 298, the plan has 299");
+  CHECK(refused(shorter) == "ssmax::Plan::bind: sequence 1 of the source has length 298, the plan has 299");
   const KvCache<float> narrow({.batch = 2, .kv_heads = 2, .width = 4, .value_width = 8, .capacity = 1});
-  CHECK(refused(narrow) == "ssmax::SourcePlan::bind: k has extent 4 in dimension 3, the plan has 8");
+  CHECK(refused(narrow) == "ssmax::Plan::bind: k has extent 4 in dimension 3, the plan has 8");
   const KvCache<float> wider({.batch = 2, .kv_heads = 4, .width = 8, .capacity = 1});
-  CHECK(refused(wider) == "ssmax::SourcePlan::bind: k has extent 4 in dimension 1, the plan has 2");
-  auto fewer = arguments;
+  CHECK(refused(wider) == "ssmax::Plan::bind: k has extent 4 in dimension 1, the plan has 2");
+  auto fewer = over_keys(cache);
   fewer.q = {problem.q.data(), {2, 4, 4, 8}};
-  CHECK(refusal([&] { (void)plan.bind(fewer, cache, LogN{}); }) ==
-        "ssmax::SourcePlan::bind: q has extent 4 in dimension 2, the plan has 5");
+  CHECK(refusal([&] { (void)plan.bind(fewer, LogN{}); }) ==
+        "ssmax::Plan::bind: q has extent 4 in dimension 2, the plan has 5");
   // A plan of a ring refuses a mask that shows forgotten keys.
   const KvCache<float> ring = cache_of<float>(problem, true);
+  CHECK(refusal([&] { const Plan of_ring(over_keys(ring), 1, Causal{}); }).find("no longer stores keys") !=
+        std::string::npos);
   CHECK(refusal([&] {
-          (void)ssmax::SourcePlan<float, KvCache<float>>({.heads = 4, .queries = 5}, ring, Causal{});
-        }).find("no longer stores keys") != std::string::npos);
-  CHECK(refusal([&] {
-          (void)ssmax::SourcePlan<float, KvCache<float>>({.heads = 3, .queries = 5}, cache, Causal{});
+          const Plan of_three({.q = {problem.q.data(), {2, 3, 5, 8}}, .keys = cache}, 1, Causal{});
         }).find("has heads 3") != std::string::npos);
 }
 
@@ -213,17 +213,17 @@ TEST_CASE("bind and run over a source do not allocate", "[decode][plan]") {
   const Problem<float> problem(shape);
   const KvCache<float> cache = cache_of<float>(problem);
   Output<float> output(shape);
-  const ssmax::SourcePlan<float, KvCache<float>> plan({.heads = 4, .queries = 5}, cache, Causal{});
+  const Plan plan(decode_arguments_of(problem, output, cache), 1, Causal{});
   const GuardedMemory memory(plan.bytes());
   CHECK(allocations(
-            [&] { plan.bind(decode_arguments_of(problem, output), cache, LogN{}).run(memory.span()); }) == 0);
+            [&] { plan.bind(decode_arguments_of(problem, output, cache), LogN{}).run(memory.span()); }) == 0);
 }
 
 TEST_CASE("bind and run do not allocate", "[attention][plan]") {
   const Shape shape{2, 4, 2, 61, 300, 8, 8};
   const Problem<float> problem(shape);
   Output<float> output(shape);
-  const AttentionPlan<float, Causal> plan(shape_of(shape), Causal{});
+  const Plan plan(extents_of(problem), 1, Causal{});
   const GuardedMemory memory(plan.bytes());
   CHECK(allocations([&] { plan.bind(arguments_of(problem, output), LogN{}).run(memory.span()); }) == 0);
 }
@@ -231,18 +231,18 @@ TEST_CASE("bind and run do not allocate", "[attention][plan]") {
 TEST_CASE("a plan refuses what does not fit", "[attention][plan][errors]") {
   const Shape shape{2, 4, 2, 5, 30, 8, 5};
   const Problem<float> problem(shape);
-  const auto plan_of = [](const AttentionShape& s, const AttentionOptions<float>& options = {},
-                          index_t threads = 1) {
-    return AttentionPlan<float, Causal>(s, Causal{}, options, threads);
+  const auto plan_of = [](const AttentionArguments<float>& a, index_t threads = 1) {
+    return Plan(a, threads, Causal{});
   };
-  AttentionShape wrong = shape_of(shape);
-  wrong.heads = 5;
-  check_refused({"AttentionPlan", "q", "5", "2"}, [&] { plan_of(wrong); });
-  check_refused({"AttentionPlan", "max_threads", "0", "1"}, [&] { plan_of(shape_of(shape), {}, 0); });
+  AttentionArguments<float> wrong = extents_of(problem);
+  wrong.q = {nullptr, {2, 5, 5, 8}};
+  check_refused({"ssmax::Plan", "q", "5", "2"}, [&] { plan_of(wrong); });
+  check_refused({"ssmax::Plan", "max_threads", "0", "1"}, [&] { plan_of(extents_of(problem), 0); });
   const Rope<float> rope({.width = 8}, 10);
-  check_refused({"AttentionPlan", "29", "9"}, [&] { plan_of(shape_of(shape), {.rope = &rope}); });
+  check_refused({"ssmax::Plan", "29", "9"},
+                [&] { plan_of(extents_of(problem, AttentionOptions<float>{.rope = &rope})); });
 
-  const auto plan = plan_of(shape_of(shape));
+  const auto plan = plan_of(extents_of(problem));
   Output<float> output(shape);
   const Output<float> untouched = output;
   const AttentionArguments<float> fits = arguments_of(problem, output);
@@ -252,7 +252,7 @@ TEST_CASE("a plan refuses what does not fit", "[attention][plan][errors]") {
   };
   AttentionArguments<float> a = fits;
   a.q = {problem.q.data(), {2, 4, 4, 8}};
-  refuses(a, {"AttentionPlan::bind", "q", "4", "5"});
+  refuses(a, {"Plan::bind", "q", "4", "5"});
   a = fits;
   a.k = {problem.k.data(), {2, 2, 29, 8}};
   refuses(a, {"k", "29", "30"});

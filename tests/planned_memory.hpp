@@ -1,21 +1,25 @@
-// The shape and the memory of a planned call.
+// The example and the memory of a planned call.
 #pragma once
 
 #include <ssmax/plan.hpp>
 
 #include "attention_problem.hpp"
+#include "call.hpp"
 #include "guarded_memory.hpp"
 
 namespace attention_problem {
 
-inline ssmax::AttentionShape shape_of(const Shape& s) {
-  return {.batch = s.batch,
-          .heads = s.heads,
-          .kv_heads = s.kv_heads,
-          .queries = s.queries,
-          .keys = s.keys,
-          .width = s.d,
-          .value_width = s.dv};
+/// The example of a plan: extents without data.
+template <class T>
+ssmax::AttentionArguments<Compute<T>> extents_of(const Problem<T>& problem,
+                                                 const ssmax::AttentionOptions<T>& options = {}) {
+  const auto without_data = [](const View<const T, 4>& view) {
+    return View<const T, 4>(nullptr, view.extents());
+  };
+  return with({.q = without_data(problem.q_view()),
+               .k = without_data(problem.k_view()),
+               .v = without_data(problem.v_view())},
+              options);
 }
 
 }  // namespace attention_problem

@@ -117,10 +117,10 @@ TEST_CASE("the position of a scaling counts the keys that a cache has stored",
     const ssmax::AttentionArguments<float> arguments{.q = {zeros.data(), {2, 1, 2, 8}},
                                                      .out = {out.data(), {2, 1, 2, 8}}};
     if (causal) {
-      ssmax::attention(over(arguments, cache), recorder, Causal{});
+      ssmax::attention({.q = arguments.q, .keys = cache, .out = arguments.out}, recorder, Causal{});
       CHECK(rows == Sizes{{5, 6}, {6, 7}});
     } else {
-      ssmax::attention(over(arguments, cache), recorder, Full{});
+      ssmax::attention({.q = arguments.q, .keys = cache, .out = arguments.out}, recorder, Full{});
       CHECK(rows == Sizes{{5, 6}, {7, 7}});
     }
   }

@@ -100,16 +100,11 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const K& source,
       CHECK(result_lse == lse);
     };
     const auto attend = [&](const ssmax::AttentionArguments<Compute<T>>& a, auto&& executor) {
-      attention<Compute<T>>(with(a, together), source, scaling, mask, score, executor);
+      attention<Compute<T>>(with(over(a, source), together), scaling, mask, score, executor);
     };
     check(attend, ssmax::Serial{});
     check(attend, test_executors::Reverse{7});
     check(attend, three);
-    check(
-        [&](const ssmax::AttentionArguments<Compute<T>>& a, auto&& executor) {
-          attention<Compute<T>>(with(over(a, source), together), scaling, mask, score, executor);
-        },
-        three);
   });
 }
 
@@ -154,7 +149,7 @@ TEST_CASE("lengths of queries over a ring that has forgotten keys", "[decode][le
 }
 
 /// The message of a call over two sequences of 5 and 3 keys.
-std::string refusal_of(const SequenceLengths& lengths, index_t batch, index_t rows, bool decodes = false) {
+std::string refusal_of(const SequenceLengths& lengths, index_t batch, index_t rows) {
   KvCache<float> cache({.batch = 2, .width = 4, .capacity = 8});
   const std::vector<index_t> counts{5, 3};
   const std::vector<float> numbers(std::size_t{2} * 5 * 4, 1.0F);
@@ -165,12 +160,7 @@ std::string refusal_of(const SequenceLengths& lengths, index_t batch, index_t ro
   const ssmax::AttentionArguments<float> arguments{.q = {in.data(), {batch, 1, rows, 4}},
                                                    .out = {out.data(), {batch, 1, rows, 4}}};
   const std::string message = refusal([&] {
-    if (decodes) {
-      attention(with(over(arguments, cache), AttentionOptions<float>{.lengths = lengths}), Softmax{},
-                Causal{});
-    } else {
-      attention(with(arguments, AttentionOptions<float>{.lengths = lengths}), cache, Softmax{}, Causal{});
-    }
+    attention(with(over(arguments, cache), AttentionOptions<float>{.lengths = lengths}), Causal{});
   });
   CHECK(std::ranges::all_of(out, [](float x) { return x == -77.0F; }));
   return message;
@@ -191,8 +181,9 @@ TEST_CASE("lengths of queries over a source: refused before anything is written"
         "ssmax::attention: lengths.queries of sequence 0 are 4, must be within 0 and the rows of q, 3");
   CHECK(refusal_of(SequenceLengths::padded_queries(one), 2, 5) ==
         "ssmax::attention: lengths.queries have extent 1, q has 2 batch entries");
-  CHECK(refusal_of(SequenceLengths::padded_queries(longer), 2, 5, true) ==
-        "ssmax::attention: q has positions 4, a sequence of the cache has 3");
+  CHECK(refusal_of(SequenceLengths::padded_queries(longer), 2, 5) ==
+        "ssmax::attention: q has 4 positions of sequence 1, which has 3 keys: append the keys first, or set "
+        "more_queries_than_keys");
   // Calls over views need the lengths of keys.
   const std::vector<float> in(20, 1.0F);
   std::vector<float> out(20);

@@ -249,12 +249,11 @@ TEST_CASE("common pages: a plan and a workspace have the memory of the pass",
   const AttentionArguments<float> arguments{.q = {q.data(), {batch, 4, 1, 24}},
                                             .out = {out.data(), {batch, 4, 1, 24}}};
 
-  using Keys = std::remove_cvref_t<decltype(keys)>;
-  const SourcePlan<float, Keys, Causal> plan({.heads = 4, .queries = 1}, keys, Causal{});
+  const Plan plan(over(arguments, keys), 1, Causal{});
   CHECK(plan.explanation().shared_sequences == sharing_sequences);
   Workspace memory;
   const std::span<std::byte> planned(memory.reserve(plan.bytes()), plan.bytes());
-  plan.bind(arguments, keys, scaling).run(planned);
+  plan.bind(over(arguments, keys), scaling).run(planned);
   CHECK(same_bits(out, expected.out));
 
   Explanation explanation;

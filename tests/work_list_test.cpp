@@ -58,8 +58,10 @@ struct Listed {
     const Softmax scaling;
     const Identity score;
     const UserVariant<Compute, Softmax, Full, Identity> variant(scaling, mask, score);
-    const auto problem = called_by("list", options, make_source_problem<Full>(view, pages, options));
-    compiled::make_list<OperandsOf<T>>(problem, variant, Result<Compute>{}, threads, memory, list);
+    const QueryTensor<Compute> of_view(view);
+    const auto problem = called_by(
+        "list", options, make_source_problem<Full, Compute>(of_view, AnyKeys<Compute>(pages), options));
+    of_view.functions()->make_list(problem, variant, Result<Compute>{}, threads, memory, list);
     check_cover(problem);
   }
 

@@ -72,8 +72,8 @@ class BoundCall {
   }
 
   const detail::ForwardPlan<A, M>& plan_;
-  const Keys<A> keys_;                // that problem_ refers to
-  const shared::ViewKeys<A> views_;   // that problem_ refers to
+  const Keys<A> keys_;               // that problem_ refers to
+  const shared::ViewKeys<A> views_;  // that problem_ refers to
   const S scaling_;
   const C score_;
   const detail::UserVariant<A, S, M, C> variant_;
@@ -111,7 +111,7 @@ class Plan {
   /// keys are not shared.
   template <class... P>
   requires(detail::are_policies<const P...>() && !detail::has_mask_or_executor<const P...>())
-  [[nodiscard]] auto bind(const AttentionArguments<A>& a, const P&... policies) const {
+      [[nodiscard]] auto bind(const AttentionArguments<A>& a, const P&... policies) const {
     using Given = detail::Policies<const P...>;
     const Given given(policies...);
     return BoundCall<A, typename Given::S, M, typename Given::C>(plan_, a, given.scaling, given.score);
@@ -130,6 +130,13 @@ class Plan {
  private:
   detail::ForwardPlan<A, M> plan_;
 };
+
+/// @cond
+template <class A>
+Plan(const AttentionArguments<A>&, index_t) -> Plan<A, Full>;
+template <class A, class M>
+Plan(const AttentionArguments<A>&, index_t, const M&) -> Plan<A, M>;
+/// @endcond
 
 SSMAX_END
 /// @}

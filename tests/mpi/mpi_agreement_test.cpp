@@ -83,8 +83,8 @@ struct Decoding {
   KvCache<float> cache{{.batch = 2, .width = 4, .capacity = n}};
   std::vector<float> rows = std::vector<float>(2 * n * 4, 1.0f);
   std::array<float, 16> out{};
-  ssmax::DecodeArguments<float> arguments{.q = {rows.data(), {2, 2, 1, 4}},
-                                          .out = {out.data(), {2, 2, 1, 4}}};
+  ssmax::mpi::DecodeArguments<float> arguments{.q = {rows.data(), {2, 2, 1, 4}},
+                                               .out = {out.data(), {2, 2, 1, 4}}};
 
   Decoding() {
     const View<const float, 4> keys{rows.data(), {2, 1, n, 4}};

@@ -19,7 +19,7 @@ struct Call {
   Problem<double> problem{{batch, 2, 1, 40, 40, 4, 4}};
   Layout layout = Layout::contiguous(40, world().ranks(), 1);
   Share<double> share{problem, layout, world().rank()};
-  ssmax::AttentionArguments<double> arguments = share.forward();
+  ssmax::mpi::AttentionArguments<double> arguments = share.forward();
   bool accumulate = false;
 
   template <class S, class M, class C = Identity>

@@ -38,9 +38,9 @@ void check_decode(const M& mask, bool scaled_sinks) {
     const Output<float> sizes({2, heads, kv_heads, queries, 0, d, d});
     Output<float> one = sizes, many = sizes;
     const auto results = [&](Output<float>& to) {
-      return ssmax::DecodeArguments<float>{.q = q,
-                                           .out = {to.out.data(), {2, heads, queries, d}},
-                                           .lse = {to.lse.data(), {2, heads, queries}}};
+      return ssmax::mpi::DecodeArguments<float>{.q = q,
+                                                .out = {to.out.data(), {2, heads, queries, d}},
+                                                .lse = {to.lse.data(), {2, heads, queries}}};
     };
     const AttentionOptions<float> options{.rope = &rope, .sinks = sinks, .scaled_sinks = scaled_sinks};
     ssmax::attention(with(over(results(one), whole), options), scaling, mask, Softcap{5});
@@ -144,9 +144,9 @@ TEST_CASE("mpi::decode multiplies in float if float_products is set", "[mpi][dec
   const Output<bfloat16> sizes({1, heads, 1, 1, 0, d, d});
   Output<bfloat16> one = sizes, many = sizes;
   const auto results = [&](Output<bfloat16>& to) {
-    return ssmax::DecodeArguments<bfloat16>{.q = ssmax::detail::rows_of(problem.q_view(), n - 1, 1),
-                                            .out = {to.out.data(), {1, heads, 1, d}},
-                                            .lse = {to.lse.data(), {1, heads, 1}}};
+    return ssmax::mpi::DecodeArguments<bfloat16>{.q = ssmax::detail::rows_of(problem.q_view(), n - 1, 1),
+                                                 .out = {to.out.data(), {1, heads, 1, d}},
+                                                 .lse = {to.lse.data(), {1, heads, 1}}};
   };
   for (const bool float_products : {false, true}) {
     const AttentionOptions<bfloat16> options{.float_products = float_products};

@@ -73,9 +73,9 @@ TEST_CASE("decode with a multiplier for each query is bit-identical to decode wi
   ssmax::mpi::append(share, layout, rank, 0, problem.k_view(), problem.v_view());
   Output<float> one(shape), many(shape);
   const auto results = [&](Output<float>& to) {
-    return ssmax::DecodeArguments<float>{.q = problem.q_view(),
-                                         .out = {to.out.data(), {1, 2, queries, 8}},
-                                         .lse = {to.lse.data(), {1, 2, queries}}};
+    return ssmax::mpi::DecodeArguments<float>{.q = problem.q_view(),
+                                              .out = {to.out.data(), {1, 2, queries, 8}},
+                                              .lse = {to.lse.data(), {1, 2, queries}}};
   };
   ssmax::attention(over(results(one), whole), c.scaling(), ssmax::Causal{});
   ssmax::mpi::decode<float>(world(), layout, n, results(many), share, c.scaling());

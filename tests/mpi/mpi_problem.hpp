@@ -86,21 +86,21 @@ struct Share {
   View<X, 3> of_rows(X* data) const {
     return {data, {shape.batch, shape.heads, shape.queries}};
   }
-  ssmax::AttentionArguments<T> forward() {
+  ssmax::mpi::AttentionArguments<T> forward() {
     return {.q = of_queries<const T>(q.data(), shape.d),
             .k = of_keys<const T>(k.data(), shape.d),
             .v = of_keys<const T>(v.data(), shape.dv),
             .out = of_queries(out.data(), shape.dv),
             .lse = of_rows(lse.data())};
   }
-  ssmax::BackwardArguments<T> backward() const {
+  ssmax::mpi::BackwardArguments<T> backward() const {
     return {.q = of_queries(q.data(), shape.d),
             .k = of_keys(k.data(), shape.d),
             .v = of_keys(v.data(), shape.dv),
             .out = of_queries(out.data(), shape.dv),
             .lse = of_rows(lse.data())};
   }
-  ssmax::AttentionGradients<T> gradients(bool has_sinks = false) {
+  ssmax::mpi::AttentionGradients<T> gradients(bool has_sinks = false) {
     return {.dout = of_queries<const T>(dout.data(), shape.dv),
             .dlse = of_rows<const attention_problem::Compute<T>>(dlse.data()),
             .dq = of_queries(dq.data(), shape.d),

@@ -106,6 +106,8 @@ class Tensor : public Use::Base {
   template <class X>
   requires(fits<X>) Tensor(const View<X, 4>& view)
       : Use::Base(View<Element<X>, 4>(view)), functions_(Use::template functions<std::remove_const_t<X>>) {}
+  /// A null tensor, for an error or without elements.
+  Tensor(std::nullptr_t, const Extents& extents) : Tensor(View<A, 4>(nullptr, extents)) {}
   /// Refers to contiguous elements.
   template <class X>
   requires(fits<X>) Tensor(X* data, const Extents& extents) : Tensor(View<X, 4>(data, extents)) {}
