@@ -68,20 +68,18 @@ struct Forward {
   template <class T>
   void attend(const AttentionArguments& a, const AttentionFormula& formula) {
     const Extents extents(a.shape);
-    const ssmax::AttentionArguments<ssmax::detail::ComputeType<T>> arguments{
-        .q = {static_cast<const T*>(a.q), extents.rows},
-        .k = {static_cast<const T*>(a.k), extents.keys},
-        .v = {static_cast<const T*>(a.v), extents.keys},
-        .out = {reinterpret_cast<T*>(out.data()), extents.rows},
-        .lse = {lse.data(), extents.lse}};
-    const auto scaling = [&formula](const ssmax::Row& row) { return formula.multiplier(row.n); };
     const Table rope = rope_of(formula, a.shape);
+    const ssmax::AttentionArguments<float> arguments{.q = {static_cast<const T*>(a.q), extents.rows},
+                                                     .k = {static_cast<const T*>(a.k), extents.keys},
+                                                     .v = {static_cast<const T*>(a.v), extents.keys},
+                                                     .out = {reinterpret_cast<T*>(out.data()), extents.rows},
+                                                     .lse = {lse.data(), extents.lse},
+                                                     .rope = rope.get()};
+    const auto scaling = [&formula](const ssmax::Row& row) { return formula.multiplier(row.n); };
     if (a.visibility.causal) {
-      ssmax::attention<ssmax::detail::ComputeType<T>>(
-          with(arguments, AttentionOptions<T>{.rope = rope.get()}), scaling, ssmax::Causal{});
+      ssmax::attention(arguments, scaling, ssmax::Causal{});
     } else {
-      ssmax::attention<ssmax::detail::ComputeType<T>>(
-          with(arguments, AttentionOptions<T>{.rope = rope.get()}), scaling, ssmax::Full{});
+      ssmax::attention(arguments, scaling);
     }
   }
 
@@ -153,34 +151,31 @@ template <class T, class Scaling, class Mask>
 Run differentiate(const AttentionBackwardArguments& a, const Scaling& scaling, const Mask& mask,
                   const Table& rope) {
   const Extents extents(a.shape);
-  const ssmax::BackwardArguments<ssmax::detail::ComputeType<T>> arguments{
-      .q = {static_cast<const T*>(a.q), extents.rows},
-      .k = {static_cast<const T*>(a.k), extents.keys},
-      .v = {static_cast<const T*>(a.v), extents.keys},
-      .out = {static_cast<const T*>(a.out), extents.rows},
-      .lse = {a.lse, extents.lse}};
-  const ssmax::AttentionGradients<ssmax::detail::ComputeType<T>> gradients{
-      .dout = {static_cast<const T*>(a.dout), extents.rows},
-      .dq = {static_cast<T*>(a.dq), extents.rows},
-      .dk = {static_cast<T*>(a.dk), extents.keys},
-      .dv = {static_cast<T*>(a.dv), extents.keys}};
+  const ssmax::BackwardArguments<float> arguments{.q = {static_cast<const T*>(a.q), extents.rows},
+                                                  .k = {static_cast<const T*>(a.k), extents.keys},
+                                                  .v = {static_cast<const T*>(a.v), extents.keys},
+                                                  .out = {static_cast<const T*>(a.out), extents.rows},
+                                                  .lse = {a.lse, extents.lse},
+                                                  .rope = rope.get()};
+  const ssmax::AttentionGradients<float> gradients{.dout = {static_cast<const T*>(a.dout), extents.rows},
+                                                   .dq = {static_cast<T*>(a.dq), extents.rows},
+                                                   .dk = {static_cast<T*>(a.dk), extents.keys},
+                                                   .dv = {static_cast<T*>(a.dv), extents.keys}};
   // attention_backward adds to the gradients of a scaling: set them to zero before each call.
   const auto clear = [a] {
     if (a.ds != nullptr) std::fill_n(a.ds, a.shape.heads, 0.0F);
     if (a.db != nullptr) std::fill_n(a.db, a.shape.heads, 0.0F);
   };
   if (a.threads == 1) {
-    return [=] {
+    return [=, keeps = rope] {
       clear();
-      ssmax::attention_backward<ssmax::detail::ComputeType<T>>(
-          backward_with(arguments, AttentionOptions<T>{.rope = rope.get()}), gradients, scaling, mask);
+      ssmax::attention_backward(arguments, gradients, scaling, mask);
     };
   }
   const auto pool = std::make_shared<ssmax::ThreadPool>(a.threads);
-  return [=] {
+  return [=, keeps = rope] {
     clear();
-    ssmax::attention_backward<ssmax::detail::ComputeType<T>>(
-        backward_with(arguments, AttentionOptions<T>{.rope = rope.get()}), gradients, scaling, mask, *pool);
+    ssmax::attention_backward(arguments, gradients, scaling, mask, *pool);
   };
 }
 

@@ -50,22 +50,14 @@ struct FilledCache {
 template <class T, class Scaling>
 Run decode(const AttentionArguments& a, const Scaling& scaling, bool rope) {
   const std::array<index_t, 4> rows{1, a.shape.heads, a.shape.queries, a.shape.width};
-  const ssmax::AttentionArguments<ssmax::detail::ComputeType<T>> arguments{
-      .q = {static_cast<const T*>(a.q), rows}, .out = {static_cast<T*>(a.out), rows}};
   const auto filled = std::make_shared<FilledCache<T>>(a, rope);
-  if (a.threads == 1) {
-    return [=] {
-      ssmax::attention<ssmax::detail::ComputeType<T>>(
-          with(arguments, AttentionOptions<T>{.rope = filled->rope.get()}), filled->cache, scaling,
-          ssmax::Full{});
-    };
-  }
+  const ssmax::AttentionArguments<float> arguments{.q = {static_cast<const T*>(a.q), rows},
+                                                   .keys = filled->cache,
+                                                   .out = {static_cast<T*>(a.out), rows},
+                                                   .rope = filled->rope.get()};
+  if (a.threads == 1) return [=, keeps = filled] { ssmax::attention(arguments, scaling, ssmax::Full{}); };
   const auto pool = std::make_shared<ssmax::ThreadPool>(a.threads);
-  return [=] {
-    ssmax::attention<ssmax::detail::ComputeType<T>>(
-        with(arguments, AttentionOptions<T>{.rope = filled->rope.get()}), filled->cache, scaling,
-        ssmax::Full{}, *pool);
-  };
+  return [=, keeps = filled] { ssmax::attention(arguments, scaling, ssmax::Full{}, *pool); };
 }
 
 // Keys and values in pages of 16 keys [page][key][kv head][channel], in random order, in the kind of memory that a cache
@@ -112,12 +104,12 @@ struct FilledPages {
 template <class T>
 Run decode_pages(const AttentionArguments& a) {
   const std::array<index_t, 4> rows{1, a.shape.heads, a.shape.queries, a.shape.width};
-  const ssmax::AttentionArguments<ssmax::detail::ComputeType<T>> arguments{
-      .q = {static_cast<const T*>(a.q), rows}, .out = {static_cast<T*>(a.out), rows}};
   const auto filled = std::make_shared<FilledPages<T>>(a);
   return [=] {
-    ssmax::attention<ssmax::detail::ComputeType<T>>(over(arguments, filled->keys()), ssmax::Softmax{},
-                                                    ssmax::Causal{});
+    ssmax::attention({.q = {static_cast<const T*>(a.q), rows},
+                      .keys = filled->keys(),
+                      .out = {static_cast<T*>(a.out), rows}},
+                     ssmax::Causal{});
   };
 }
 
@@ -140,8 +132,6 @@ Run attend_stored(const AttentionArguments& a) {
   using ssmax::bfloat16;
   const std::array<index_t, 4> rows{1, a.shape.heads, a.shape.queries, a.shape.width},
       keys{1, a.shape.kv_heads, a.shape.n, a.shape.width};
-  const ssmax::AttentionArguments<float> arguments{.q = {static_cast<const bfloat16*>(a.q), rows},
-                                                   .out = {static_cast<bfloat16*>(a.out), rows}};
   const auto widened = [&](const void* in) {
     const auto* numbers = static_cast<const bfloat16*>(in);
     return std::vector<float>(numbers, numbers + a.shape.key_size());
@@ -151,7 +141,12 @@ Run attend_stored(const AttentionArguments& a) {
       ssmax::KvCacheOptions{.kv_heads = a.shape.kv_heads, .width = a.shape.width, .capacity = a.shape.n});
   cache->append({k.data(), keys}, {v.data(), keys});
   const auto pool = std::make_shared<ssmax::ThreadPool>(a.threads);
-  return [=] { ssmax::attention(arguments, *cache, ssmax::Softmax{}, ssmax::Full{}, *pool); };
+  return [=] {
+    ssmax::attention({.q = {static_cast<const bfloat16*>(a.q), rows},
+                      .keys = *cache,
+                      .out = {static_cast<bfloat16*>(a.out), rows}},
+                     ssmax::Full{}, *pool);
+  };
 }
 
 // The error is that of the storage.
@@ -170,9 +165,9 @@ Implementation<AttentionArguments> ours(const std::string& name, const Scaling& 
                                         AttentionFormula formula) {
   return {name,
           [=](const AttentionArguments& a) -> Run {
-            if (a.type == ElementType::bf16) return attention(over(a, scaling), formula.rope, Causal{});
-            if (a.type == ElementType::f16) return attention(over(a, scaling), formula.rope, Causal{});
-            return attention(over(a, scaling), formula.rope, Causal{});
+            if (a.type == ElementType::bf16) return decode<ssmax::bfloat16>(a, scaling, formula.rope);
+            if (a.type == ElementType::f16) return decode<ssmax::half>(a, scaling, formula.rope);
+            return decode<float>(a, scaling, formula.rope);
           },
           [formula](const AttentionArguments& a) { return compare_attention(a, formula); },
           [](const AttentionArguments&) { return std::string(ssmax::target_name(ssmax::active_target())); }};

@@ -20,7 +20,7 @@ namespace {
 using Implementations = std::vector<Implementation<AttentionArguments>>;
 
 template <class T>
-ssmax::AttentionArguments<ssmax::detail::ComputeType<T>> our_arguments(const AttentionArguments& a) {
+ssmax::AttentionArguments<float> our_arguments(const AttentionArguments& a) {
   const auto& [heads, kv_heads, width, n, queries, batch] = a.shape;
   const std::array<index_t, 4> rows{batch, heads, queries, width};
   const std::array<index_t, 4> keys{batch, kv_heads, n, width};
@@ -33,20 +33,12 @@ ssmax::AttentionArguments<ssmax::detail::ComputeType<T>> our_arguments(const Att
 template <class T, class Scaling, class Mask>
 Run attend(const AttentionArguments& a, const Scaling& scaling, const Mask& mask,
            const std::shared_ptr<const ssmax::Rope<float>>& rope, bool rounds_rotation) {
-  const ssmax::AttentionArguments<ssmax::detail::ComputeType<T>> arguments = our_arguments<T>(a);
-  if (a.threads == 1) {
-    return [=] {
-      ssmax::attention<ssmax::detail::ComputeType<T>>(
-          with(arguments, AttentionOptions<T>{.rope = rope.get(), .rounded_rotation = rounds_rotation}),
-          scaling, mask);
-    };
-  }
+  ssmax::AttentionArguments<float> arguments = our_arguments<T>(a);
+  arguments.rope = rope.get();
+  arguments.rounded_rotation = rounds_rotation;
+  if (a.threads == 1) return [=, keeps = rope] { ssmax::attention(arguments, scaling, mask); };
   const auto pool = std::make_shared<ssmax::ThreadPool>(a.threads);
-  return [=] {
-    ssmax::attention<ssmax::detail::ComputeType<T>>(
-        with(arguments, AttentionOptions<T>{.rope = rope.get(), .rounded_rotation = rounds_rotation}),
-        scaling, mask, *pool);
-  };
+  return [=, keeps = rope] { ssmax::attention(arguments, scaling, mask, *pool); };
 }
 
 template <class T, class Scaling>

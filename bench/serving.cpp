@@ -49,13 +49,13 @@ struct Tensors {
   View<T, 4> to(std::vector<T>& x) const { return {x.data(), extents}; }
   std::array<index_t, 3> rows() const { return {extents[0], extents[1], extents[2]}; }
 
-  ssmax::AttentionArguments<ssmax::detail::ComputeType<T>> forward() {
+  ssmax::AttentionArguments<float> forward() {
     return {.q = in(q), .k = in(k), .v = in(v), .out = to(out), .lse = {lse.data(), rows()}};
   }
-  ssmax::BackwardArguments<ssmax::detail::ComputeType<T>> backward() {
+  ssmax::BackwardArguments<float> backward() {
     return {.q = in(q), .k = in(k), .v = in(v), .out = in(out), .lse = {lse.data(), rows()}};
   }
-  ssmax::AttentionGradients<ssmax::detail::ComputeType<T>> gradients() {
+  ssmax::AttentionGradients<float> gradients() {
     return {.dout = in(dout), .dq = to(dq), .dk = to(dk), .dv = to(dv)};
   }
 };
@@ -111,31 +111,25 @@ void add_masked(const std::string& name, const std::string& shape, const M& mask
   const double width = static_cast<double>(tensors->extents[3]);
   const Implementation<Work> forward{
       name,
-      [mask](const Work& t) -> Run {
-        return [mask, t] { ssmax::attention<ssmax::detail::ComputeType<T>>(t->forward(), Softmax{}, mask); };
-      },
+      [mask](const Work& t) -> Run { return [mask, t] { ssmax::attention(t->forward(), Softmax{}, mask); }; },
       [mask](const Work& t) {
         Tensors<T> expected(t->extents);
         if constexpr (requires { mask.sees(Query{}, index_t{}); }) {
-          ssmax::attention<ssmax::detail::ComputeType<T>>(expected.forward(), Softmax{},
-                                                          WithoutRuns<M>{mask});
+          ssmax::attention(expected.forward(), Softmax{}, WithoutRuns<M>{mask});
         } else {
-          ssmax::attention<ssmax::detail::ComputeType<T>>(expected.forward(), Softmax{}, mask);
+          ssmax::attention(expected.forward(), Softmax{}, mask);
         }
         return compare(t->out, expected.out);
       }};
   add_benchmark<Work>(
       "blocksparse", shape, forward, [tensors] { return tensors; }, gflops(4 * logits * width));
-  const Implementation<Work> backward{name + "_backward",
-                                      [mask](const Work& t) -> Run {
-                                        ssmax::attention<ssmax::detail::ComputeType<T>>(t->forward(),
-                                                                                        Softmax{}, mask);
-                                        return [mask, t] {
-                                          ssmax::attention_backward<ssmax::detail::ComputeType<T>>(
-                                              t->backward(), t->gradients(), Softmax{}, mask);
-                                        };
-                                      },
-                                      [](const Work&) { return Accuracy{}; }};
+  const Implementation<Work> backward{
+      name + "_backward",
+      [mask](const Work& t) -> Run {
+        ssmax::attention(t->forward(), Softmax{}, mask);
+        return [mask, t] { ssmax::attention_backward(t->backward(), t->gradients(), Softmax{}, mask); };
+      },
+      [](const Work&) { return Accuracy{}; }};
   add_benchmark<Work>(
       "blocksparse", shape, backward, [tensors] { return tensors; }, gflops(10 * logits * width));
 }
@@ -169,8 +163,8 @@ struct TreeCall {
   }
   template <class M>
   void decode(const M& mask) {
-    ssmax::attention<ssmax::detail::ComputeType<T>>(
-        {.q = tensors.in(tensors.q), .keys = cache, .out = tensors.to(tensors.out)}, Softmax{}, mask);
+    ssmax::attention({.q = tensors.in(tensors.q), .keys = cache, .out = tensors.to(tensors.out)}, Softmax{},
+                     mask);
   }
 };
 
@@ -219,10 +213,10 @@ struct LatentCall {
   std::vector<T> out = std::vector<T>(heads * value_width);
 
   void attend(const View<const T, 4>& values) {
-    ssmax::attention<ssmax::detail::ComputeType<T>>({.q = q.in(q.q),
-                                                     .k = stored.in(stored.k),
-                                                     .v = values,
-                                                     .out = {out.data(), {1, heads, 1, value_width}}});
+    ssmax::attention({.q = q.in(q.q),
+                      .k = stored.in(stored.k),
+                      .v = values,
+                      .out = {out.data(), {1, heads, 1, value_width}}});
   }
   View<const T, 4> values_in_keys() const {
     return {stored.k.data(), {1, 1, keys, value_width}, {keys * width, keys * width, width, 1}};
@@ -282,7 +276,7 @@ struct Batch {
 // Makes one call per sequence.
 template <class E>
 void attend_each(Batch& batch, E& executor) {
-  ssmax::AttentionArguments<float> all = batch.tensors.forward();
+  Tensors<float>& all = batch.tensors;
   const auto rows_of = [](auto view, index_t first, index_t count) {
     using T = std::remove_pointer_t<decltype(view.data_handle())>;
     return View<T, 4>(view.data_handle() + first * view.stride(2), {1, view.extent(1), count, view.extent(3)},
@@ -290,18 +284,18 @@ void attend_each(Batch& batch, E& executor) {
   };
   for (std::size_t i = 0; i + 1 < batch.cumulative.size(); ++i) {
     const index_t first = batch.cumulative[i], count = batch.cumulative[i + 1] - first;
-    ssmax::attention({.q = rows_of(all.q, first, count),
-                      .k = rows_of(all.k, first, count),
-                      .v = rows_of(all.v, first, count),
-                      .out = rows_of(all.out, first, count)},
+    ssmax::attention({.q = rows_of(all.in(all.q), first, count),
+                      .k = rows_of(all.in(all.k), first, count),
+                      .v = rows_of(all.in(all.v), first, count),
+                      .out = rows_of(all.to(all.out), first, count)},
                      Softmax{}, Causal{}, executor);
   }
 }
 
 void attend_packed(Batch& batch, ThreadPool& pool) {
-  ssmax::attention(with(batch.tensors.forward(),
-                        AttentionOptions<float>{.lengths = SequenceLengths::packed(batch.cumulative)}),
-                   Softmax{}, Causal{}, pool);
+  ssmax::AttentionArguments<float> arguments = batch.tensors.forward();
+  arguments.lengths = SequenceLengths::packed(batch.cumulative);
+  ssmax::attention(arguments, Causal{}, pool);
 }
 
 void register_batch(index_t count, index_t shortest, index_t longest) {
@@ -444,9 +438,8 @@ struct Prompted {
   }
   template <class K>
   void decode(const K& keys) {
-    ssmax::attention<ssmax::detail::ComputeType<T>>(
-        {.q = tensors.in(tensors.q), .keys = keys, .out = tensors.to(tensors.out)}, SSMax<float>{0.43f},
-        ssmax::Causal{});
+    ssmax::attention({.q = tensors.in(tensors.q), .keys = keys, .out = tensors.to(tensors.out)},
+                     SSMax<float>{0.43f}, Causal{});
   }
 };
 

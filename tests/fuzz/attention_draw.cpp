@@ -220,7 +220,7 @@ AttentionCase draw_attention(Random& random, Call call, const Options& options, 
 }
 
 std::string AttentionCase::words() const {
-  constexpr const char* calls[] = {"attention", "attention_partial", "decode", "attention_backward"};
+  constexpr const char* calls[] = {"attention", "states of attention", "decode", "attention_backward"};
   std::string text = std::string(calls[static_cast<int>(call)]) + "<" + name_of(element) + ">";
   if (call == Call::decode) text += " from a cache of " + std::string(name_of(stored));
   const auto add = [&](const char* name, index_t value) {

@@ -100,8 +100,10 @@ void attend(const AttentionCase& c, const InputTensors<T>& in, const OutputTenso
   const auto call = [&](const auto& scaling) {
     return [&](const auto& mask, const auto& score) {
       ssmax::attention<Compute<T>>(
-          {.q = in.q(), .k = in.k(), .v = in.v(), .out = result.out.view(), .lse = result.lse_view()},
-          scaling, mask, score, settings.template options<T>(c), executor);
+          ssmax::with(
+              {.q = in.q(), .k = in.k(), .v = in.v(), .out = result.out.view(), .lse = result.lse_view()},
+              settings.template options<T>(c)),
+          scaling, mask, score, executor);
     };
   };
   const AnyScaling* scaling = c.scaling.scaling.get();
@@ -158,13 +160,13 @@ void run_partial(const AttentionCase& c, const Forward& expected) {
       };
       with_plain(c.scaling, [&](const auto& scaling) {
         with_policies<A, Breadth::some>(c.mask, c.score, [&](const auto& mask, const auto& score) {
-          ssmax::attention<Compute<T>>(with({.q = in.q(),
-                                             .k = part(in.k()),
-                                             .v = part(in.v()),
-                                             .state = parts.back().state(),
-                                             .first_key = cuts[i],
-                                             .all_keys = c.keys},
-                                            options),
+          ssmax::attention<Compute<T>>(ssmax::with({.q = in.q(),
+                                                    .k = part(in.k()),
+                                                    .v = part(in.v()),
+                                                    .state = parts.back().state(),
+                                                    .first_key = cuts[i],
+                                                    .all_keys = c.keys},
+                                                   options),
                                        scaling, mask, score, c.executor);
         });
       });
@@ -267,8 +269,9 @@ void run_decode(AttentionCase c) {
       with_plain(c.scaling, [&](const auto& scaling) {
         with_policies<A, Breadth::some>(c.mask, c.score, [&](const auto& mask, const auto& score) {
           ssmax::attention<Compute<T>>(
-              {.q = q.view(), .keys = cache, .out = into.out.view(), .lse = into.lse_view()}, scaling, mask,
-              score, settings.template options<T>(c), executor);
+              ssmax::with({.q = q.view(), .keys = cache, .out = into.out.view(), .lse = into.lse_view()},
+                          settings.template options<T>(c)),
+              scaling, mask, score, executor);
         });
       });
     };

@@ -176,10 +176,12 @@ void refuse_attention(Random& random, std::string& words, bool backward) {
   const ssmax::Alibi score(slopes);
   refusals.expect([&] {
     if (backward) {
-      ssmax::attention_backward(backward_with({.q = q, .k = k, .v = v, .out = out, .lse = lse}, options),
-                                {.dout = dout, .dq = dq, .dk = dk, .dv = dv_view}, scaling, mask, score);
+      ssmax::attention_backward(
+          ssmax::backward_with({.q = q, .k = k, .v = v, .out = out, .lse = lse}, options),
+          {.dout = dout, .dq = dq, .dk = dk, .dv = dv_view}, scaling, mask, score);
     } else {
-      ssmax::attention(with({.q = q, .k = k, .v = v, .out = out, .lse = lse}, options), scaling, mask, score);
+      ssmax::attention(ssmax::with({.q = q, .k = k, .v = v, .out = out, .lse = lse}, options), scaling, mask,
+                       score);
     }
   });
 }
@@ -285,7 +287,7 @@ void refuse_cache(Random& random, std::string& words) {
     words = "decode refuses a key_position";
   }
   refusals.expect([&] {
-    ssmax::attention(with({.q = q, .keys = cache, .out = out, .lse = lse}, options), ssmax::Softmax{},
+    ssmax::attention(ssmax::with({.q = q, .keys = cache, .out = out, .lse = lse}, options), ssmax::Softmax{},
                      ssmax::Causal{});
   });
 }

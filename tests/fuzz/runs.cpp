@@ -67,14 +67,15 @@ void compare_runs(const AttentionCase& c) {
       const View<T, 4> out = forward[i].out.view();
       if (c.call != Call::decode) {
         return ssmax::attention<Compute<T>>(
-            with({.q = in.q(), .k = in.k(), .v = in.v(), .out = out, .lse = forward[i].lse_view()}, options),
+            ssmax::with({.q = in.q(), .k = in.k(), .v = in.v(), .out = out, .lse = forward[i].lse_view()},
+                        options),
             scaling, mask, c.executor);
       }
       ssmax::KvCache<T> cache({c.batch, c.kv_heads, c.d, c.dv, c.keys + 1});
       cache.append(in.k(), in.v(), nullptr, c.mask.keys);
       ssmax::attention<Compute<T>>(
-          with({.q = in.q(), .keys = cache, .out = out, .lse = forward[i].lse_view()}, options), scaling,
-          mask, c.executor);
+          ssmax::with({.q = in.q(), .keys = cache, .out = out, .lse = forward[i].lse_view()}, options),
+          scaling, mask, c.executor);
     });
     // The decode paths add from the first visible key of a chunk to the last. Without runs, they add the range `keys`.
     if (explanation.path == ssmax::Path::decode || explanation.path == ssmax::Path::decode_bf16) {
@@ -91,12 +92,12 @@ void compare_runs(const AttentionCase& c) {
     GradientTensors<T> gradients[] = {GradientTensors<T>(c), GradientTensors<T>(c)};
     with_and_without_runs(c, [&](const auto& mask, int i) {
       const std::vector<Tensor<T>>& all = gradients[i].all;
-      ssmax::attention_backward<Compute<T>>(backward_with({.q = in.q(),
-                                                           .k = in.k(),
-                                                           .v = in.v(),
-                                                           .out = forward[0].out.view(),
-                                                           .lse = forward[0].lse_view()},
-                                                          options),
+      ssmax::attention_backward<Compute<T>>(ssmax::backward_with({.q = in.q(),
+                                                                  .k = in.k(),
+                                                                  .v = in.v(),
+                                                                  .out = forward[0].out.view(),
+                                                                  .lse = forward[0].lse_view()},
+                                                                 options),
                                             {.dout = dout.view(),
                                              .dq = all[0].view(),
                                              .dk = all[1].view(),

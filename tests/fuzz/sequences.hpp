@@ -53,7 +53,8 @@ struct SequencesCase {
   std::string words() const;
 };
 
-template <class T, class K, class V = K>
+/// T: of q; O: of out.
+template <class T, class K, class V = K, class O = T>
 void run_sequences(const SequencesCase& c);
 
 }  // namespace fuzz

@@ -307,21 +307,22 @@ struct SequenceRows {
   }
 };
 
-template <class T>
+template <class T, class O>
 struct SequencesResult {
-  SequenceRows<ssmax::detail::OutElement<T>> out;
+  SequenceRows<O> out;
   SequenceRows<float> lse;
 
   explicit SequencesResult(const SequencesCase& c) : out(c, c.dv), lse(c, 1) {}
   bool operator==(const SequencesResult& other) const { return out == other.out && lse == other.lse; }
   /// `b` below 0: of all sequences.
-  ssmax::AttentionArguments<ssmax::detail::ComputeType<T>> arguments(
-      SequenceRows<ssmax::detail::QueryElement<T>>& q, index_t b = -1) {
+  template <class Source>
+  ssmax::AttentionArguments<float> arguments(SequenceRows<T>& q, const Source& source, index_t b = -1) {
     const auto pick = [b](auto& rows) { return b < 0 ? rows.view() : rows.sequence(b); };
     const View<float, 4> all = pick(lse);
     const View<float, 3> rows(all.data_handle(), {all.extent(0), all.extent(1), all.extent(2)},
                               {all.stride(0), all.stride(1), all.stride(2)});
-    return {.q = pick(q), .out = pick(out), .lse = lse.c->wants_lse ? rows : View<float, 3>{}};
+    return {
+        .q = pick(q), .keys = source, .out = pick(out), .lse = lse.c->wants_lse ? rows : View<float, 3>{}};
   }
 };
 
@@ -333,16 +334,16 @@ void with_sequence_mask(const SequencesCase& c, const F& f) {
   f(TreeMask{{{{{mask}}}}});
 }
 
-template <class T, class K, class V>
+template <class T, class K, class V, class O>
 void run_sequences(const SequencesCase& c) {
   using Source = AnySource<K, V>;
-  using Result = SequencesResult<T>;
+  using Result = SequencesResult<T, O>;
   std::optional<ssmax::Rope<float>> rope;
   if (c.has_rope) rope.emplace(c.rope, c.key_position + c.longest() + 4);
   Random random(c.seed, 1);
-  SequenceRows<ssmax::detail::QueryElement<T>> q(c, c.d);
+  SequenceRows<T> q(c, c.d);
   q.for_each([&](auto row) {
-    for (auto& x : row) x = narrow<ssmax::detail::QueryElement<T>>(random.uniform(-2, 2));
+    for (auto& x : row) x = narrow<T>(random.uniform(-2, 2));
   });
   ssmax::AttentionOptions<T> options{.rope = rope ? &*rope : nullptr,
                                      .key_position = c.key_position,
@@ -365,7 +366,11 @@ void run_sequences(const SequencesCase& c) {
     std::optional<Contents<K, V>> others;
     if (c.has_others) others.emplace(c, c.others, c.seed + 1, stored_rope);
     with_sequence_mask(c, [&](const auto& mask) {
-      using M = std::remove_cvref_t<decltype(mask)>;
+      const auto arguments = [&](Result& result, const Source& source, const auto& of_call, index_t b = -1) {
+        auto a = ssmax::with(result.arguments(q, source, b), of_call);
+        a.more_queries_than_keys = true;
+        return a;
+      };
       const auto check = [&](const std::string& what, const Result& expected, const auto& call) {
         Result got(c);
         try {
@@ -378,8 +383,7 @@ void run_sequences(const SequencesCase& c) {
       const auto alone = [&](const Source& source) {
         Result result(c);
         for (index_t b = 0; b < c.sequences(); ++b)
-          ssmax::attention<ssmax::detail::ComputeType<T>>(with(result.arguments(q, b), options), scaling,
-                                                          mask);
+          ssmax::attention(arguments(result, source.alone(b), options, b), scaling, mask);
         return result;
       };
       /// Runs a plan of one source, bound to another one. `may_throw`: the plan may refuse the other source.
@@ -389,13 +393,12 @@ void run_sequences(const SequencesCase& c) {
           std::vector<index_t> own = numbers;
           auto of_plan = options;
           of_plan.lengths = lengths_of(own);
-          const ssmax::SourcePlan<T, Source, M> plan({.heads = c.heads, .queries = q.view().extent(2)},
-                                                     planned, mask, of_plan, c.executor.threads);
+          const ssmax::Plan plan(arguments(got, planned, of_plan), c.executor.threads, mask);
           const std::size_t bytes = plan.bytes();
           std::vector<std::byte> memory(bytes + 128, std::byte{0xFF});
           const auto first = (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64;
           try {
-            const auto call = plan.bind(got.arguments(q), bound, scaling);
+            const auto call = plan.bind(got.arguments(q, bound), scaling);
             if (!c.refilled.empty()) std::copy(refilled.begin(), refilled.end(), own.begin());
             call.run(std::span(memory).subspan(first, bytes), c.executor);
           } catch (const std::invalid_argument&) {
@@ -418,8 +421,7 @@ void run_sequences(const SequencesCase& c) {
         given.lengths = lengths_of(numbers);
         for (const Source& source : sources) {
           check(source.name, expected, [&](Result& got) {
-            ssmax::attention<ssmax::detail::ComputeType<T>>(got.arguments(q), source, scaling, mask, given,
-                                                            c.executor);
+            ssmax::attention(arguments(got, source, given), scaling, mask, c.executor);
           });
           check_plan(source, source, expected, false);
         }

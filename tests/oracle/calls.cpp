@@ -111,9 +111,11 @@ struct Problem {
     for (const index_t n : c.keys_of) cumulative_keys.push_back(cumulative_keys.back() + n);
   }
   AttentionArguments<Compute<T>> arguments() const {
-    return {.q = q, .k = k, .v = v, .out = out, .lse = lse.states()};
+    return {.q = q.view, .k = k.view, .v = v.view, .out = out.view, .lse = lse.states()};
   }
-  AttentionArguments<Compute<T>> new_queries() const { return {.q = q, .out = out, .lse = lse.states()}; }
+  AttentionArguments<Compute<T>> new_queries() const {
+    return {.q = q.view, .out = out.view, .lse = lse.states()};
+  }
   AttentionOptions<T> options(bool of_source = false) {
     AttentionOptions<T> o{.rope = rope ? &*rope : nullptr,
                           .sinks = sinks,
@@ -178,14 +180,7 @@ Call planned(const std::shared_ptr<Problem<T>>& p) {
   return {[p] {
             const Case& c = p->c;
             p->with_policy([&]<class M>(const auto& scaling, const M& mask, const auto& score) {
-              const AttentionPlan<T, M> plan({.batch = c.batch,
-                                              .heads = c.heads,
-                                              .kv_heads = c.kv_heads,
-                                              .queries = c.queries,
-                                              .keys = c.keys,
-                                              .width = c.d,
-                                              .value_width = c.dv},
-                                             mask, p->options(), c.threads);
+              const Plan<Compute<T>, M> plan(with(p->arguments(), p->options()), c.threads, mask);
               plan.bind(p->arguments(), scaling, score)
                   .run({p->workspace.reserve(plan.bytes()), plan.bytes()}, pool(c));
             });
@@ -213,7 +208,7 @@ Call partial(const std::shared_ptr<Problem<T>>& p) {
       auto options = p->options();
       options.sinks = {};
       const auto part = [&](index_t begin, index_t end, const State& state, bool continues) {
-        attention<Compute<T>>(with({.q = p->q,
+        attention<Compute<T>>(with({.q = p->q.view,
                                     .k = p->k.rows(begin, end - begin),
                                     .v = p->v.rows(begin, end - begin),
                                     .state = state.view(),
@@ -253,13 +248,14 @@ Call backward(const std::shared_ptr<Problem<T>>& p) {
   const auto run = [p] {
     p->with_policy([&](const auto& scaling, const auto& mask, const auto& score) {
       attention_backward<Compute<T>>(
-          backward_with({.q = p->q, .k = p->k, .v = p->v, .out = p->out, .lse = p->lse.states()},
-                        p->options()),
-          {.dout = p->dout,
+          backward_with(
+              {.q = p->q.view, .k = p->k.view, .v = p->v.view, .out = p->out.view, .lse = p->lse.states()},
+              p->options()),
+          {.dout = p->dout.view,
            .dlse = p->dlse.states(),
-           .dq = p->dq,
-           .dk = p->dk,
-           .dv = p->dv,
+           .dq = p->dq.view,
+           .dk = p->dk.view,
+           .dv = p->dv.view,
            .dsinks = p->dsinks,
            .accumulate = p->c.accumulate},
           learnt(*p, scaling), mask, learnt(*p, score), pool(p->c));
@@ -290,9 +286,8 @@ Call planned(const std::shared_ptr<Problem<T>>& p, const std::shared_ptr<const K
   const auto run = [p, cache] {
     const Case& c = p->c;
     p->with_policy_of_source([&]<class M>(const auto& scaling, const M& mask, const auto& score) {
-      const SourcePlan<T, KvCache<K>, M> plan({c.heads, c.queries}, *cache, mask, p->options(true),
-                                              c.threads);
-      plan.bind(p->new_queries(), *cache, scaling, score)
+      const Plan<Compute<T>, M> plan(with(over(p->new_queries(), *cache), p->options(true)), c.threads, mask);
+      plan.bind(over(p->new_queries(), *cache), scaling, score)
           .run({p->workspace.reserve(plan.bytes()), plan.bytes()}, pool(c));
     });
   };
