@@ -62,6 +62,11 @@ TEST_CASE("backward accepts a valid call and writes only its gradients", "[atten
 
 // ---- Extents and strides ----------------------------------------------------------------------------------
 
+template <class Tensor>
+std::array<index_t, 4> extents_of(const Tensor& tensor) {
+  return {tensor.extent(0), tensor.extent(1), tensor.extent(2), tensor.extent(3)};
+}
+
 /// Checks that each extent of a tensor throws if it is one too large or one too small.
 template <class A, class Tensor>
 void refuses_extents(A Call::*tensors, Tensor A::*tensor, const std::string& name) {
@@ -138,7 +143,6 @@ TEST_CASE("backward throws for unsupported strides", "[attention][backward][erro
 
 TEST_CASE("backward throws for gradients that overlap inputs or each other",
           "[attention][backward][errors]") {
-  using Floats = const View<const float, 4>&;
   struct Gradient {
     std::string name;
     ssmax::detail::OutputTensor<float> AttentionGradients<float>::*view;
@@ -149,14 +153,15 @@ TEST_CASE("backward throws for gradients that overlap inputs or each other",
     // Each input in turn ends with the gradient's first element.
     const auto put = [&](const std::string& input, const auto& place) {
       Call call;
-      View<float, 4>& view = call.g.*gradient.view;
+      auto& tensor = call.g.*gradient.view;
       float* const at = call.to + 6 * 512;
-      view = {at, extents_of(View<const float, 4>(view))};
+      tensor = {at, extents_of(tensor)};
       place(call, at);
       call.refuses_backward({gradient.name + " (", "overlaps " + input + " (", "4 bytes"});
     };
-    const auto ending = [](Floats view, float* at) {
-      return View<const float, 4>(at + 1 - view.size(), extents_of(view));
+    const auto ending = [](const auto& tensor, float* at) {
+      const auto e = extents_of(tensor);
+      return View<const float, 4>(at + 1 - e[0] * e[1] * e[2] * e[3], e);
     };
     put("q", [&](Call& call, float* at) { call.a.q = ending(call.a.q, at); });
     put("k", [&](Call& call, float* at) { call.a.k = ending(call.a.k, at); });

@@ -109,6 +109,7 @@
 
 #include "attention_arguments.hpp"
 #include "detail/attention/desk/build.hpp"
+#include "detail/attention/desk/mistakes.hpp"
 #include "detail/attention/desk/policies.hpp"
 #include "detail/attention/desk/user_variant.hpp"
 #include "execution.hpp"
@@ -126,13 +127,15 @@ SSMAX_BEGIN_CODE
 ///
 ///     attention({.q = q, .k = k, .v = v, .out = out, .rope = &rope}, SSMax{s, b}, Causal{}, Softcap{50}, pool);
 template <class A = float, class... P>
-requires(detail::are_policies<P...>()) void attention(const std::type_identity_t<AttentionArguments<A>>& a,
-                                                      P&&... policies) {
+requires(detail::is_call<A, P...>()) void attention(const std::type_identity_t<AttentionArguments<A>>& a,
+                                                    P&&... policies) {
   const detail::Policies<P...> given(policies...);
   const detail::VariantOf<A, decltype(given)> variant(given.scaling, given.mask, given.score);
   const detail::AttentionCall<A> call("attention", a, variant, given.has_mask);
   a.q.functions()->run(call.problem, variant, call.result, a.workspace, given.executor);
 }
+
+SSMAX_MISTAKES_OF(attention, const std::type_identity_t<AttentionArguments<detail::ComputeOr<A>>>&)
 
 SSMAX_END
 /// @}

@@ -87,7 +87,7 @@ SSMAX_BEGIN_CODE
 /// Computes the gradients of attention. The top of attention_backward.hpp has the formulas. The policies are those of
 /// attention. A learnable scaling or score adds to its own gradients.
 template <class A = float, class... P>
-requires(detail::are_policies<P...>()) void attention_backward(
+requires(detail::is_call<A, P...>()) void attention_backward(
     const std::type_identity_t<BackwardArguments<A>>& a, const std::type_identity_t<AttentionGradients<A>>& g,
     P&&... policies) {
   const detail::Policies<P...> given(policies...);
@@ -95,6 +95,9 @@ requires(detail::are_policies<P...>()) void attention_backward(
   const detail::BackwardCall<A> call("attention_backward", a, g, variant);
   g.dout.functions()->run(call.problem, variant, a.workspace, given.executor);
 }
+
+SSMAX_MISTAKES_OF(attention_backward, const std::type_identity_t<BackwardArguments<detail::ComputeOr<A>>>&,
+                  const std::type_identity_t<AttentionGradients<detail::ComputeOr<A>>>&)
 
 SSMAX_END
 /// @}

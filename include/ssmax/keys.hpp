@@ -23,7 +23,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// A source that owns its keys has the member `append`, as caches have, or is larger than Keys' memory.
+/// The bytes of a temporary source that Keys can hold.
 inline constexpr std::size_t largest_kept_source = 512;
 
 /// The functions of the type of a source that Keys refers to, or holds.
@@ -37,7 +37,8 @@ template <class A, class S>
 inline constexpr KeysFunctions<A> keys_functions{
     [](const void* source) { return AnyKeys<A>(*static_cast<const S*>(source)); },
     [](const void* from, void* to) {
-      if constexpr (std::copy_constructible<S>) std::construct_at(static_cast<S*>(to), *static_cast<const S*>(from));
+      if constexpr (std::copy_constructible<S>)
+        std::construct_at(static_cast<S*>(to), *static_cast<const S*>(from));
     },
     [](void* source) { std::destroy_at(static_cast<S*>(source)); }};
 
@@ -47,6 +48,15 @@ SSMAX_END
 /// @{
 SSMAX_BEGIN_CODE
 
+/// @cond
+namespace mistake {
+template <class S>
+struct a_temporary_owns_its_keys_give_the_cache_a_name;
+template <class S, class A>
+struct the_source_is_not_computed_in_A_write_attention_double;
+}  // namespace mistake
+/// @endcond
+
 /// A source of keys of any type, for calls that compute in A.
 template <class A>
 class Keys {
@@ -54,8 +64,8 @@ class Keys {
   static constexpr bool fits = std::same_as<detail::ComputeType<detail::SourceKey<S>>, A>&&
       std::same_as<detail::ComputeType<detail::SourceValue<S>>, A>;
   template <class S>
-  static constexpr bool is_owner =
-      detail::owns_keys<S> || sizeof(S) > detail::largest_kept_source || !std::copy_constructible<S>;
+  static constexpr bool is_owner = detail::owns_keys<S> || sizeof(S) > detail::largest_kept_source ||
+                                   alignof(S) > alignof(std::max_align_t) || !std::copy_constructible<S>;
 
  public:
   /// No source.
@@ -71,19 +81,22 @@ class Keys {
     std::construct_at(reinterpret_cast<S*>(memory_), std::move(source));
   }
   /// @cond
-  // For a deleted function, the compiler prints its line.
-  // clang-format off
-  template <class S>
+  template <class S, class Mistake = mistake::a_temporary_owns_its_keys_give_the_cache_a_name<S>>
   requires(!std::is_lvalue_reference_v<S> && KeySource<std::remove_cv_t<S>> && is_owner<std::remove_cv_t<S>>)
-  Keys(S&&) = delete;  // a temporary that owns its keys ends before the call: give the cache a name
-  // clang-format on
+      Keys(S&&)
+  SSMAX_REFUSE_BRACES("ssmax: the temporary owns its keys: give the cache a name")
+  template <KeySource S,
+            class Mistake = mistake::the_source_is_not_computed_in_A_write_attention_double<S, A>>
+  requires(!fits<S>) Keys(const S&)
+  SSMAX_REFUSE_BRACES("ssmax: write attention<double> for a source of double, attention for others")
   Keys(const Keys& other) : functions_(other.functions_), source_(other.source_) { take(other); }
   Keys& operator=(const Keys& other) {
     if (this == &other) return *this;
     release();
-    functions_ = other.functions_;
-    source_ = other.source_;
+    functions_ = nullptr;  // if the copy throws, there is no source
     take(other);
+    source_ = other.source_;
+    functions_ = other.functions_;
     return *this;
   }
   ~Keys() { release(); }

@@ -313,6 +313,12 @@ template <Mask A, Mask B>
   return {a, b};
 }
 
+/// Returns the mask of a type that is also a policy of another kind, as a type that is a mask alone.
+template <Mask M>
+[[nodiscard]] SSMAX_INLINE constexpr Both<Full, M> as_mask(const M& mask) {
+  return {Full{}, mask};
+}
+
 SSMAX_END
 
 SSMAX_BEGIN_DETAIL

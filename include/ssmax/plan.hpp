@@ -31,6 +31,13 @@
 /// @{
 SSMAX_BEGIN_CODE
 
+/// @cond
+namespace mistake {
+template <class... P>
+struct bind_takes_a_scaling_and_a_score_the_plan_has_the_mask;
+}  // namespace mistake
+/// @endcond
+
 /// A planned call with its tensors, scaling and score. `bind` of a plan returns it. The plan and the tensors must
 /// outlive it, and so must a source that is a variable. It keeps scaling and score.
 template <class A, class S, class M, class C>
@@ -116,6 +123,12 @@ class Plan {
     const Given given(policies...);
     return BoundCall<A, typename Given::S, M, typename Given::C>(plan_, a, given.scaling, given.score);
   }
+  template <class... P, class Mistake = mistake::bind_takes_a_scaling_and_a_score_the_plan_has_the_mask<P...>>
+  requires(!detail::are_policies<const P...>() ||
+           detail::has_mask_or_executor<const P...>()) void bind(const AttentionArguments<A>&,
+                                                                 const P&...) const
+      SSMAX_REFUSE(
+          "ssmax::Plan::bind: pass a scaling and a score; the plan has the mask, and run takes the executor")
   /// Binds and runs a call. `policies` are a scaling, a score and an executor.
   template <class... P>
   requires(detail::are_policies<P...>()) void run(const AttentionArguments<A>& a, std::span<std::byte> memory,

@@ -111,6 +111,11 @@ inline constexpr bool by_lanes<Softcap> = true;
 
 struct AlibiGradient;
 
+namespace shared {
+template <class Range>
+struct slopes_are_double;
+}  // namespace shared
+
 /// z' = z + slope·(key position - query position), with one slope per head.
 struct Alibi {
   std::span<const double> slopes_per_head;  ///< One number per head. Empty for the slopes of the paper.
@@ -123,6 +128,10 @@ struct Alibi {
   /// Uses slopes of your own, which must outlive the score.
   SSMAX_INLINE constexpr explicit Alibi(KeptSpan<const double> slopes)
       : slopes_per_head(slopes), heads(std::ssize(slopes)) {}
+  /// @cond
+  template <shared::RangeOf<const float> Range, class Mistake = shared::slopes_are_double<Range>>
+  Alibi(Range&&) SSMAX_REFUSE("ssmax::Alibi: slopes are double")
+  /// @endcond
 
   /// Returns the slopes of the paper. If heads is a power of two: 2^(-8·i/heads) for i from 1 to heads.
   /// Otherwise: the slopes of the next lower power of two, then every other slope of the next higher one.

@@ -137,12 +137,11 @@ constexpr bool has_derivative = requires(C& score, Z z, const Key& key) {
 
 template <class C>
 consteval bool is_score() {
-  constexpr bool fits = has_value<const C, float> && has_value<const C, double>;
-  static_assert(fits || !has_value<C, float>,
+  constexpr bool has_values = has_value<const C, float> && has_value<const C, double>;
+  static_assert(has_values || !has_value<C, float>,
                 "ssmax: the operator()(z, const Key&) of a score must be const and take float and double");
+  constexpr bool fits = has_values && has_derivative<const C, float> && has_derivative<const C, double>;
   if constexpr (fits) {
-    static_assert(has_derivative<const C, float> && has_derivative<const C, double>,
-                  "ssmax: a score needs the member  derivative(z, const Key&) const, giving dz'/dz at z");
     // Each trait reports a member of its name that has a wrong signature.
     (void)has_score_check<C>, (void)has_sharing<C>;
     check_gradient_members<C>();

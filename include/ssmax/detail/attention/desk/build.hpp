@@ -98,7 +98,7 @@ Result<A> make_result(const OutputRows<A>& out, const View<A, 3>& lse, const Opt
 
 template <class A>
 Result<A> make_result(const AttentionArguments<A>& a) {
-  if (is_given(a.state.o) || is_given(a.state.sum)) return make_state_result(a.state, a.continues);
+  if (has_state(a)) return make_state_result(a.state, a.continues);
   return make_result<A>(a.out, a.lse, a);
 }
 
@@ -138,7 +138,7 @@ class AttentionCall {
 
  private:
   static void check_views(const char* function, const AttentionArguments<A>& a) {
-    if (is_given(a.state.o) || is_given(a.state.sum)) {
+    if (has_state(a)) {
       check_partial_arguments(function, a);
     } else {
       check_arguments(function, a);

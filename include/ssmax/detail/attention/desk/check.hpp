@@ -99,8 +99,8 @@ inline void check_last_part(const char* function, const char* first_name, index_
 
 template <class Arguments>
 void check_query_part(const char* function, const Arguments& a) {
-  check_last_part(function, "first_query", a.first_query, a.q.extent(2), "leaves no room for q in all_queries,",
-                  "all_queries", a.all_queries);
+  check_last_part(function, "first_query", a.first_query, a.q.extent(2),
+                  "leaves no room for q in all_queries,", "all_queries", a.all_queries);
 }
 
 /// The kinds of calls.
@@ -131,7 +131,7 @@ void check_options(const char* function, CallKind kind, const Options& options, 
     fail_format("ssmax::%s: scaled_sinks is true, must be false without sinks", function);
 }
 
-/// Throws if a member of attention_partial is given to another call.
+/// Throws if a member that belongs to a state is given to another call.
 template <class A>
 void check_is_whole(const char* function, const AttentionArguments<A>& a) {
   const auto is_0 = [&](const char* name, index_t number) {
@@ -177,10 +177,12 @@ void check_partial_arguments(const char* function, const AttentionArguments<A>& 
   check("state.shift", a.state.shift);
   check("state.sum", a.state.sum);
   check("state.o", a.state.o);
-  if (is_given(a.out)) fail_value(function, "out", "has rows", a.out.extent(2), "finish writes it: must be", 0);
-  if (is_given(a.lse)) fail_value(function, "lse", "has rows", a.lse.extent(2), "finish writes it: must be", 0);
-  check_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in all_keys,", "all_keys",
-             a.all_keys);
+  if (is_given(a.out))
+    fail_value(function, "out", "has rows", a.out.extent(2), "finish writes it: must be", 0);
+  if (is_given(a.lse))
+    fail_value(function, "lse", "has rows", a.lse.extent(2), "finish writes it: must be", 0);
+  check_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in all_keys,",
+             "all_keys", a.all_keys);
   check_query_part(function, a);
 }
 
@@ -197,12 +199,23 @@ void check_source_tensors(const char* function, const AttentionArguments<A>& a, 
   check_sinks(function, a.sinks, a.out, a.lse);
 }
 
+template <class A>
+bool has_state(const AttentionArguments<A>& a) {
+  return is_given(a.state.shift) || is_given(a.state.sum) || is_given(a.state.o);
+}
+
+/// Throws if a call over a source has keys in views, or a state.
+template <class A>
+void check_has_no_views(const char* function, const AttentionArguments<A>& a) {
+  if (is_given(a.k)) fail_format("ssmax::%s: k and keys are given, must be one of them", function);
+  if (is_given(a.v)) fail_format("ssmax::%s: v and keys are given, must be one of them", function);
+  if (has_state(a)) fail_format("ssmax::%s: state is given, a source of keys takes out", function);
+}
+
 /// Checks the arguments of a call over a source.
 template <class A>
 void check_arguments(const char* function, const AttentionArguments<A>& a, const AnyKeys<A>& source) {
-  if (is_given(a.k)) fail_format("ssmax::%s: k and keys are given, must be one of them", function);
-  if (is_given(a.v)) fail_format("ssmax::%s: v and keys are given, must be one of them", function);
-  if (is_given(a.state.o)) fail_format("ssmax::%s: state is given, a source of keys takes out", function);
+  check_has_no_views(function, a);
   check_source_tensors(function, a, source);
   check_is_whole(function, a);
   check_source_lengths(function, a.lengths, a.q, source.shape().batch);

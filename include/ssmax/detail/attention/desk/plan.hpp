@@ -200,9 +200,11 @@ class ForwardPlan : public PlanState<A, M, AttentionArguments<A>> {
     const Softmax softmax;
     const Identity identity;
     const UserVariant<A, Softmax, M, Identity> variant(softmax, this->mask, identity);
+    check_takes_no_state(function, example);
     ViewKeys<A> views{};
     Problem<A> problem;
     if (is_over_source_) {
+      check_has_no_views(function, example);
       const AnyKeys<A> source = example.keys.refer();
       source_ = PlannedSource<A>(source);
       check_queries(function, options_.q, source.shape(), options_.lengths.is_packed());
@@ -215,7 +217,8 @@ class ForwardPlan : public PlanState<A, M, AttentionArguments<A>> {
       problem = make_views_problem(function, options_, views);
     }
     options_.keys = {};
-    check_options(function, is_over_source_ ? CallKind::source : CallKind::views, options_, options_.q.extent(1));
+    check_options(function, is_over_source_ ? CallKind::source : CallKind::views, options_,
+                  options_.q.extent(1));
     check_is_whole(function, options_);
     check_policies(function, problem, options_.rope, variant);
     if (is_over_source_) {
@@ -238,11 +241,14 @@ class ForwardPlan : public PlanState<A, M, AttentionArguments<A>> {
                   is_over_source_ ? "a source of keys" : "keys in views");
     }
     AttentionArguments<A> all = this->with_options(function, a);
+    check_takes_no_state(function, a);
     check_is_whole(function, a);
     if (a.rotate_source_keys || a.more_queries_than_keys)
-      fail_format("ssmax::%s: rotate_source_keys and more_queries_than_keys are the plan's: leave them out", function);
+      fail_format("ssmax::%s: rotate_source_keys and more_queries_than_keys are the plan's: leave them out",
+                  function);
     Base::check_planned(function, "q", a.q, options_.q);
     if (is_over_source_) {
+      check_has_no_views(function, a);
       const AnyKeys<A> source = a.keys.refer();
       source_.check(function, source);
       check_source_tensors(function, all, source);
@@ -268,6 +274,10 @@ class ForwardPlan : public PlanState<A, M, AttentionArguments<A>> {
   }
 
  private:
+  static void check_takes_no_state(const char* function, const AttentionArguments<A>& a) {
+    if (has_state(a)) fail_format("ssmax::%s: state is given, a plan takes out", function);
+  }
+
   bool is_over_source_;
   PlannedSource<A> source_;
 };

@@ -10,6 +10,26 @@
 #include "../terms/keys.hpp"
 #include "../work/driver.hpp"
 
+SSMAX_BEGIN_CODE
+
+/// @cond
+namespace mistake {
+
+template <class X, class A>
+struct the_tensor_is_not_computed_in_A_write_attention_double_for_tensors_of_double;
+template <class X>
+struct views_do_not_take_this_storage_type_store_it_in_a_source_of_keys;
+template <class X>
+struct an_output_must_not_be_const;
+struct a_tensor_has_rank_4_batch_heads_positions_channels;
+template <class Range>
+struct a_vector_has_no_extents_write_data_and_extents;
+
+}  // namespace mistake
+/// @endcond
+
+SSMAX_END
+
 SSMAX_BEGIN_DETAIL
 
 /// The drivers of the forward pass of a call whose queries have the operand type Operand.
@@ -86,6 +106,27 @@ constexpr bool is_written(const OutputRows<A>*) {
   return true;
 }
 
+/// The mistake of a tensor of X in a call that computes in A.
+template <class A, class X, bool writes>
+consteval auto mistake_of_tensor() {
+  using Y = std::remove_const_t<X>;
+  if constexpr (!Storage<Y>) {
+    return std::type_identity<mistake::views_do_not_take_this_storage_type_store_it_in_a_source_of_keys<Y>>();
+  } else if constexpr (!std::same_as<ComputeType<Y>, A>) {
+    return std::type_identity<
+        mistake::the_tensor_is_not_computed_in_A_write_attention_double_for_tensors_of_double<Y, A>>();
+  } else {
+    return std::type_identity<mistake::an_output_must_not_be_const<X>>();
+  }
+}
+template <class A, class X, bool writes>
+using MistakeOfTensor = typename decltype(mistake_of_tensor<A, X, writes>())::type;
+
+#define SSMAX_TENSOR_TYPE                                                                                   \
+  "ssmax: the tensor does not have a storage type of this call: write attention<double> for double; views " \
+  "take "                                                                                                   \
+  "no types with factors, a source of keys does; an output is not const"
+
 /// A tensor [batch, heads, positions, channels] of a call that computes in A. Use is the library's.
 template <class A, class Use>
 class Tensor : public Use::Base {
@@ -116,11 +157,29 @@ class Tensor : public Use::Base {
   requires(fits<X>) Tensor(X* data, const Extents& extents, const Extents& strides)
       : Tensor(View<X, 4>(data, extents, strides)) {}
 
+  // Constructors for arguments that cannot be a tensor.
+  template <class X, class Mistake = MistakeOfTensor<A, X, writes>>
+  requires(!fits<X>) Tensor(const View<X, 4>&)
+  SSMAX_REFUSE_BRACES(SSMAX_TENSOR_TYPE)
+  template <class X, class Mistake = MistakeOfTensor<A, X, writes>>
+  requires(!fits<X>) Tensor(X*, const Extents&, const Extents& = {})
+  SSMAX_REFUSE_BRACES(SSMAX_TENSOR_TYPE)
+  template <class X, int rank, class Mistake = mistake::a_tensor_has_rank_4_batch_heads_positions_channels>
+  requires(rank != 4) Tensor(const View<X, rank>&)
+  SSMAX_REFUSE_BRACES(
+      "ssmax: a tensor of attention is [batch, heads, positions, channels], lse is [batch, heads, "
+      "positions]")
+  template <class Range, class Mistake = mistake::a_vector_has_no_extents_write_data_and_extents<Range>>
+  requires(requires(Range& range) { std::span(range); }) Tensor(const Range&)
+  SSMAX_REFUSE_BRACES("ssmax: a vector has no extents: write {data, {batch, heads, positions, channels}}")
+
   [[nodiscard]] const typename Use::Functions& functions() const { return functions_; }
 
  private:
   typename Use::Functions functions_{};
 };
+
+#undef SSMAX_TENSOR_TYPE
 
 template <class A>
 using QueryTensor = Tensor<A, QueryUse<A>>;
