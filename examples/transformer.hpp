@@ -167,8 +167,8 @@ class Decoder {
   void attend_one_by_one(const Step& step, const Cache& cache, const ssmax::SSMax<float>& scaling) {
     for (std::size_t b = 0; b < step.ids.size(); ++b) {
       const index_t first = step.cumulative[b];
-      Arguments call = arguments(cache.source(std::span(step.ids).subspan(b, 1)), first,
-                                 step.cumulative[b + 1] - first);
+      Arguments call =
+          arguments(cache.source(std::span(step.ids).subspan(b, 1)), first, step.cumulative[b + 1] - first);
       call.rope = &model_.rope();
       call.workspace = &workspace_;
       call.batch_invariant = true;
