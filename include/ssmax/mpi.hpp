@@ -33,8 +33,8 @@
 /// at other positions, chunks have fewer than 1024 keys, and the error bounds are those of attention.hpp.
 ///
 /// Exception: bfloat16 with at most 128 keys on targets with bfloat16 products, without `float_products`. A single
-/// process then computes `attention` in float. Ranks that exchange keys, and `decode`, take the bf16 path. Exception:
-/// bfloat16 with 5 rows or more in mpi::decode on such targets. Its lse can differ by 1 ulp from that of `decode`.
+/// process then computes `attention` in float. Ranks that exchange keys, and `mpi::decode`, take the bf16 path. Exception:
+/// bfloat16 with 5 rows or more in mpi::decode on such targets. Its lse can differ by 1 ulp from that of `attention`.
 ///
 /// **By heads**, with `layout.by_heads()`: the ranks exchange heads in rounds of an all-to-all. In a round, a rank
 /// receives all positions of one kv head and of its query heads. The rank computes the heads as a single process does
@@ -257,8 +257,8 @@ void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
                rope, {}, offsets);
 }
 
-/// Computes decode (decode.hpp) over the first `length` positions of a layout. Each rank has appended its own
-/// positions. Collective. q is equal on all ranks, and so are out and lse. If segments begin at multiples of 1024,
+/// Computes attention over a cache (attention.hpp) of the first `length` positions of a layout. The queries have the
+/// last positions, and the mask is Causal unless given. Each rank has appended its own positions. Collective. q is equal on all ranks, and so are out and lse. If segments begin at multiples of 1024,
 /// the results are bit-identical to those of a single process with one cache. Exception: bfloat16, see above.
 ///
 /// key_position must be 0. Exception: with rotate_source_keys it may differ. `out` and `lse` must not overlap q and
