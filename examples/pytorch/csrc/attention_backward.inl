@@ -64,10 +64,10 @@ Gradients attention_backward_of(const BackwardInputs& in, const Arguments& a) {
   const auto tensor = [&](Gradient gradient) -> const Tensor& { return result[at(gradient)]; };
 
   ssmax::BackwardArguments<A> arguments{.q = view<const T, 4>("query", in.query),
-                                                       .k = view<const T, 4>("key", in.key),
-                                                       .v = view<const T, 4>("value", in.value),
-                                                       .out = view<const T, 4>("out", in.out),
-                                                       .lse = view<const A, 3>("lse", in.lse)};
+                                        .k = view<const T, 4>("key", in.key),
+                                        .v = view<const T, 4>("value", in.value),
+                                        .out = view<const T, 4>("out", in.out),
+                                        .lse = view<const A, 3>("lse", in.lse)};
   options.write_to(arguments);
   const Tensor& dsinks = tensor(Gradient::sinks);
   ssmax::AttentionGradients<A> outputs{

@@ -2,6 +2,7 @@
 // decode_double.cpp.
 #include <ssmax/attention.hpp>
 #include <ssmax/kv_cache.hpp>
+#include <stdexcept>
 
 #include "call.hpp"
 #include "executor.hpp"
@@ -65,6 +66,13 @@ std::pair<Tensor, Tensor> decode_of(const CacheInputs& in, const Arguments& a) {
   const auto [batch, heads, queries, capacity] = shared;
   const index_t longest = batch == 0 ? 0 : std::ranges::max(keys.lengths);
   const Extents extents{batch, heads, queries, longest};
+  for (index_t length :
+       keys.lengths) {  // the message of the library names an option that the package does not have
+    if (queries > length) {
+      throw std::invalid_argument("ssmax::attention: q has positions " + std::to_string(queries) +
+                                  ", a sequence of the cache has " + std::to_string(length));
+    }
+  }
   const Parameters parameters(a, heads);
   const Options<A> options(a, heads, longest);
 
