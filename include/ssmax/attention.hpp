@@ -87,11 +87,11 @@
 ///
 /// | option | rope |
 /// |---|---|
-/// | default | rotates q to its positions in the sequence. The keys of the source are already rotated. key_position must be 0 |
-/// | `rotate_source_keys` | rotates keys and queries in the call, with key_position and the mask's positions, as for views |
+/// | default | rotates q to its positions in the sequence. Stored keys are rotated already. key_position must be 0 |
+/// | `rotate_source_keys` | rotates q and keys in the call as for views, with key_position and the mask's positions |
 ///
-/// With the default, positions are those in the sequence also under masks whose positions restart. Exception: under a
-/// mask with `rotated_to_positions` (query.hpp), such as Tree (tree_mask.hpp), q is rotated to the mask's positions.
+/// The default ignores positions that a mask restarts, as Documents does. Exception: under a mask with
+/// `rotated_to_positions` (query.hpp), such as Tree (tree_mask.hpp), the call rotates q to the mask's positions.
 ///
 /// **Over a range of the keys**, with `state`: the call writes a state of every query in place of out and lse. Merge
 /// the state with states over the other keys (attention_state.hpp). The mask and the score function receive indices
