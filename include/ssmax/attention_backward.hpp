@@ -26,8 +26,8 @@
 /// | dq, dk, dv | overwritten | added |
 /// | ds, db, dp, dslopes, dbias, dsinks | added: set them to 0 before the first call | added |
 ///
-/// `accumulate` adds in the type that the call computes in, and rounds the sum once to the storage type. For float and double, the
-/// result is bit-identical to old value + gradient. "Gradient" is what a call without `accumulate` writes.
+/// `accumulate` adds in the type that the call computes in, and rounds the sum once to the storage type. For float and
+/// double, the result is bit-identical to old value + gradient. "Gradient" is what a call without `accumulate` writes.
 ///
 /// The views k and v hold keys [first_key, first_key + k.extent(2)) of all_keys. The views q, out and lse hold queries
 /// [first_query, first_query + q.extent(2)) of all_queries. out and lse are those over all keys. If you split the keys

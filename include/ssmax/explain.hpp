@@ -40,7 +40,7 @@ struct Explanation {
   /// Makes an empty explanation.
   SSMAX_INLINE Explanation() = default;
 
-  const char* function = "";        ///< "attention", "attention_backward", "mpi::attention", "mpi::decode", …
+  const char* function = "";        ///< "attention", "attention_backward", "mpi::attention", …
   Path path = Path::none;           ///< `Path::none`: only function, target and workspace_bytes are set.
   Target target = Target::scalar;   ///< The instruction set.
   const char* operands = "";        ///< Operands of the products: "float", "double" or "bfloat16".
