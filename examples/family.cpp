@@ -158,7 +158,7 @@ int main() {
   }
   {
     const ScaleInvariant score(10, kLength);  // τ, and the longest context; make it once for all calls
-    attention({.q = q, .k = k, .v = v, .out = out}, Softmax{}, Causal{}, score);
+    attention({.q = q, .k = k, .v = v, .out = out}, Causal{}, score);
     is("scale-invariant attention",
        expected(of_q, of_k, of_v, from_0, one, [](double z, index_t, index_t i, index_t key) {
          const double square = 1 + 2 * std::log(1 + static_cast<double>(i - key) / 10);
@@ -170,7 +170,7 @@ int main() {
     // the queries is 0: F of the query is the same for all of its keys, so it does not change the softmax.
     const std::vector<float> of_f = numbers(kHeads * kLength);
     const View<const float, 4> minus_f(of_f.data(), {1, kHeads, kLength, kLength}, {0, kLength, 0, 1});
-    attention({.q = q, .k = k, .v = v, .out = out}, Softmax{}, Causal{}, Bias(minus_f));
+    attention({.q = q, .k = k, .v = v, .out = out}, Causal{}, Bias(minus_f));
     is("the forgetting transformer",
        expected(of_q, of_k, of_v, from_0, one, [&](double z, index_t head, index_t, index_t key) {
          return z + static_cast<double>(of_f[static_cast<std::size_t>(head * kLength + key)]);
@@ -190,7 +190,7 @@ int main() {
     is("scaled sinks", expected(of_q, of_k, of_v, from_0, c, {},
                                 [&](index_t head, double by) { return by * sink_of(head); }));
     const std::vector<float> zeros(kHeads);
-    attention({.q = q, .k = k, .v = v, .out = out, .sinks = zeros}, Softmax{}, Causal{});
+    attention({.q = q, .k = k, .v = v, .out = out, .sinks = zeros}, Causal{});
     is("softmax off by one",
        expected(of_q, of_k, of_v, from_0, one, {}, [](index_t, double) { return 0.0; }));
   }

@@ -32,19 +32,19 @@ void window_with_sinks(const Tensors& x, std::span<const float> s, std::span<con
 
 // The logits are capped first. Then ALiBi adds slope · (key position - query position). The slopes are doubles.
 void capped_then_alibi(const Tensors& x, std::span<const double> slopes) {
-  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Softmax{}, Causal{}, Softcap{50} | Alibi{slopes});
+  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Causal{}, Softcap{50} | Alibi{slopes});
 }
 
 // An additive mask [batch, head, query, key] that is -inf at keys to leave out: Finite masks these keys, Bias adds
 // the other numbers.
 void additive_mask(const Tensors& x, View<const float, 4> additive) {
-  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Softmax{}, Finite(additive), Bias(additive));
+  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Finite(additive), Bias(additive));
 }
 
 // Keys of the same parity as the query: any function of query and key. Causal limits the keys that it is called for.
 void every_second_key(const Tensors& x) {
   const auto same_parity = [](const Query& query, index_t key) { return (query.position() - key) % 2 == 0; };
-  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Softmax{}, Causal{} & Where(same_parity));
+  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Causal{} & Where(same_parity));
 }
 
 // Options are members of one struct. Name the ones that you need, in the order of the struct.
@@ -58,7 +58,7 @@ void with_options(const Tensors& x, const Rope<float>& rope, std::span<const flo
              .rope = &rope,
              .sinks = sinks,
              .workspace = &workspace},
-            Softmax{}, Causal{});
+            Causal{});
 }
 
 // Attention over two halves of the keys, each with a state of its own, and the result of both.
@@ -84,12 +84,12 @@ void two_halves(const Tensors& x, const AttentionState<float>& first, const Atte
 }
 
 // All layers of a model: one plan checks shapes and mask once, one piece of memory serves all calls.
-void all_layers(std::span<const Tensors> layers, const AttentionShape& shape, ThreadPool& pool) {
-  const AttentionPlan<float, Causal> plan(shape, Causal{}, {}, pool.concurrency());
+void all_layers(std::span<const Tensors> layers, ThreadPool& pool) {
+  const Plan plan({.q = layers[0].q, .k = layers[0].k, .v = layers[0].v}, pool.concurrency(), Causal{});
   Workspace workspace;
   const std::span memory(workspace.reserve(plan.bytes()), plan.bytes());
   for (const Tensors& x : layers) {
-    plan.bind({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, SSMax<float>{0.43f}).run(memory, pool);
+    plan.run({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, memory, SSMax<float>{0.43f}, pool);
   }
 }
 
@@ -184,9 +184,7 @@ int main() {
       unchanged, one);
 
   ThreadPool pool(2);
-  all_layers({&x, 1},
-             {.heads = kHeads, .kv_heads = kKvHeads, .queries = kLength, .keys = kLength, .width = kWidth},
-             pool);
+  all_layers({&x, 1}, pool);
   compare(check, "a plan", x, causal, unchanged,
           [](index_t, index_t n) { return 0.43 * std::log(static_cast<double>(n)); });
 

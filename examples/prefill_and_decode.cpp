@@ -37,7 +37,7 @@ int main() {
     cache.append(positions(k, kv_heads, token, 1), positions(v, kv_heads, token, 1), &rope);
     attention({.q = positions(q, heads, token, 1),
                .keys = cache,
-               .out = View<float, 4>(out.data(), {1, heads, 1, d}),
+               .out = {out.data(), {1, heads, 1, d}},
                .rope = &rope},
               scaling, Causal{}, pool);
     for (index_t i = 0; i < heads * d; ++i) {

@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
       return View<std::remove_pointer_t<decltype(data)>, 4>{data, {1, kv_heads, rows, d}};
     };
     const ssmax::Rope<float> rope({.width = d, .theta = 10'000}, rotates ? n : 1);
-    const ssmax::AttentionOptions<float> options{.rope = rotates ? &rope : nullptr};
+    const ssmax::mpi::AttentionOptions<float> options{.rope = rotates ? &rope : nullptr};
     const ssmax::SSMax<float> scaling{s};
     ssmax::ThreadPool pool(threads);
 

@@ -43,7 +43,7 @@ void attention_in_training(const Layer& x, std::span<const float> s, std::span<f
 bool multiplies_in_bfloat16(View<const bfloat16, 4> q, View<const bfloat16, 4> k, View<const bfloat16, 4> v,
                             View<bfloat16, 4> out) {
   Explanation explanation;
-  attention({.q = q, .k = k, .v = v, .out = out, .explanation = &explanation}, Softmax{}, Causal{});
+  attention({.q = q, .k = k, .v = v, .out = out, .explanation = &explanation}, Causal{});
   std::puts(to_string(explanation).c_str());
   return explanation.path == Path::prefill_bf16 || explanation.path == Path::decode_bf16;
 }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <ssmax/ssmax.hpp>
+#include <utility>
 #include <vector>
 
 #include "model.hpp"
@@ -116,7 +117,8 @@ class Decoder {
   }
 
  private:
-  using Plan = ssmax::SourcePlan<float, Cache::Source>;
+  using Arguments = ssmax::AttentionArguments<float>;
+  using Plan = ssmax::Plan<float, ssmax::Causal>;
 
   // Eigen computes the last rows of a product in another order unless their number is a multiple of its blocks.
   static index_t padded(index_t rows) { return (rows + 15) / 16 * 16; }
@@ -150,36 +152,38 @@ class Decoder {
   // The caches of all layers have the same lengths, so the plan of the first layer serves the other layers.
   void attend_batched(const Step& step, const Cache& cache, const ssmax::SSMax<float>& scaling,
                       std::optional<Plan>& plan) {
-    const auto rows = std::ssize(step.tokens);
-    const Cache::Source source = cache.source(step.ids);
+    const Arguments tensors = arguments(cache.source(step.ids), 0, std::ssize(step.tokens));
     if (!plan) {
-      plan.emplace(
-          ssmax::SourcePlanShape{.heads = shape_.heads, .queries = rows}, source, ssmax::Causal{},
-          ssmax::AttentionOptions<float>{.rope = &model_.rope(),
-                                         .batch_invariant = true,
-                                         .lengths = ssmax::SequenceLengths::packed_queries(step.cumulative)},
-          pool_.concurrency());
+      Arguments example = tensors;
+      example.rope = &model_.rope();
+      example.batch_invariant = true;
+      example.lengths = ssmax::SequenceLengths::packed_queries(step.cumulative);
+      plan.emplace(example, pool_.concurrency(), ssmax::Causal{});
     }
     const std::span memory(workspace_.reserve(plan->bytes()), plan->bytes());
-    plan->bind(arguments(0, rows), source, scaling).run(memory, pool_);
+    plan->run(tensors, memory, scaling, pool_);
   }
 
   void attend_one_by_one(const Step& step, const Cache& cache, const ssmax::SSMax<float>& scaling) {
     for (std::size_t b = 0; b < step.ids.size(); ++b) {
       const index_t first = step.cumulative[b];
-      ssmax::attention(with(over(arguments(first, step.cumulative[b + 1] - first),
-                                 cache.source(std::span(step.ids).subspan(b, 1))),
-                            AttentionOptions<float>{
-                                .rope = &model_.rope(), .workspace = &workspace_, .batch_invariant = true}),
-                       scaling, ssmax::Causal{}, pool_);
+      Arguments call =
+          arguments(cache.source(std::span(step.ids).subspan(b, 1)), first, step.cumulative[b + 1] - first);
+      call.rope = &model_.rope();
+      call.workspace = &workspace_;
+      call.batch_invariant = true;
+      ssmax::attention(call, scaling, ssmax::Causal{}, pool_);
     }
   }
 
-  ssmax::AttentionArguments<float> arguments(index_t first, index_t count) {
+  // Returns the tensors of `count` tokens from `first` on.
+  Arguments arguments(Cache::Source source, index_t first, index_t count) {
     const ssmax::View<const float, 2> q(qkv_.data() + first * shape_.qkv_width(), {count, shape_.width()},
                                         {shape_.qkv_width(), 1});
     const ssmax::View<float, 2> out(heads_.data() + first * shape_.width(), {count, shape_.width()});
-    return {.q = ssmax::heads_view(q, shape_.heads), .out = ssmax::heads_view(out, shape_.heads)};
+    return {.q = ssmax::heads_view(q, shape_.heads),
+            .keys = std::move(source),
+            .out = ssmax::heads_view(out, shape_.heads)};
   }
 
   std::vector<Next> likeliest(const Step& step) {

@@ -29,7 +29,8 @@ double visible(const ssmax::shared::Problem<float>& problem, const ssmax::shared
   double sum = 0;
   for (index_t batch = 0; batch < problem.q.extent(0); ++batch) {
     const auto seen = [&](index_t i) {
-      const ssmax::Query query{batch, 0, problem.first_query + i, problem.shape(batch)};
+      const ssmax::Query query{batch, 0, problem.first_query + i,
+                               ssmax::detail::sequence_of(problem, batch).shape};
       const index_t keys = variant.row(query, problem.keys.stored(batch)).keys.size();
       return static_cast<double>(std::max<index_t>(0, keys));
     };

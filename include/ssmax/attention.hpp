@@ -1,6 +1,9 @@
 /// @defgroup attention Attention (attention.hpp)
-/// Computes attention, forward, over all keys or a range of the keys. attention_source.hpp has attention over a
-/// source of keys.
+/// Computes attention, forward. The keys are in views, or in a source of keys (key_source.hpp): a KvCache, pages,
+/// memory of your own.
+///
+///     attention({.q = q, .k = k, .v = v, .out = out, .rope = &rope}, SSMax<float>{s}, Causal{}, pool);
+///     attention({.q = q_new, .keys = cache, .out = out, .rope = &rope}, SSMax<float>{s}, Causal{}, pool);
 ///
 ///     out_i = Σ_j p_ij v_j                                    j: the keys that are visible to query i
 ///     p_i   = softmax(c_i · score(scale · (R q_i)·(R k_j)))   over the same keys
@@ -11,15 +14,30 @@
 /// | q | [batch, heads, queries, d] |
 /// | k | [batch, kv_heads, keys, d] |
 /// | v | [batch, kv_heads, keys, dv] |
+/// | keys | a source of keys, in place of k and v |
 /// | out | [batch, heads, queries, dv] |
 /// | lse | [batch, heads, queries]; optional |
 ///
 /// The last stride is 1. You choose the other strides, so [batch, position, head, channel] and packed qkv need no
 /// copy. `heads` is a multiple of `kv_heads`. Head h reads kv head h / (heads / kv_heads).
 ///
-/// T is the storage type: float, double, half or bfloat16. If the tensors have different storage types, T is
-/// Elements (elements.hpp). The call computes in `detail::ComputeType<T>`: double for double, float for the
-/// others. lse and sinks have this type. Exception: the bf16 path multiplies bfloat16 operands.
+/// `attention<A>` computes in A: in float unless you write A, in double with `attention<double>`. Each tensor has its
+/// own storage type (storage.hpp). lse, sinks, states and the rope have type A. Exception: the bf16 path multiplies
+/// bfloat16 operands.
+///
+/// | A | storage types |
+/// |---|---|
+/// | float | float, half, bfloat16, a type of your own; in caches also types of 8 bits (eight_bit.hpp) and Q8_0 |
+/// | double | double |
+///
+/// The policies follow the arguments in any order, each at most once:
+///
+/// | policy | default | header |
+/// |---|---|---|
+/// | a scaling | Softmax | scaling.hpp |
+/// | a mask | Full. Exception: over a source (below) | mask.hpp |
+/// | a score function | Identity | score.hpp |
+/// | an executor | Serial | execution.hpp |
 ///
 /// | name | meaning |
 /// |---|---|
@@ -46,6 +64,38 @@
 /// | NaN in a channel of a visible value | NaN in this channel of out, for the queries that attend to the key |
 /// | c·log2(e)·z of a visible key is above the range of the compute type | NaN in out and lse of the query |
 /// | c·log2(e)·z of a visible key is below this range | the key has the weight 0 |
+///
+/// **Over a source**, pass Causal{} for new positions or Full{}:
+///
+///     cache.append(k_new, v_new, &rope);  // the keys of the new positions first
+///     attention({.q = q_new, .keys = cache, .out = out, .rope = &rope}, scaling, Causal{}, pool);
+///
+/// | mask | visible keys |
+/// |---|---|
+/// | Causal{}, or another causal mask | for new positions: the keys up to the query's own position |
+/// | Full{} | every key of the sequence, as in cross attention |
+///
+/// n and positions count the keys of the sequence in the source: query i has position length - queries + i. A sequence
+/// may have no keys.
+///
+/// | a call over a source throws if | exception |
+/// |---|---|
+/// | a sequence has more than one query and no mask is given | |
+/// | a sequence has fewer keys than queries | `more_queries_than_keys`, as in cross attention |
+/// | the mask shows a key that the source no longer stores | |
+/// | out or lse overlaps the memory of the source | |
+///
+/// | option | rope |
+/// |---|---|
+/// | default | rotates q to its positions in the sequence. Stored keys are rotated already. key_position must be 0 |
+/// | `rotate_source_keys` | rotates q and keys in the call as for views, with key_position and the mask's positions |
+///
+/// The default ignores positions that a mask restarts, as Documents does. Exception: under a mask with
+/// `rotated_to_positions` (query.hpp), such as Tree (tree_mask.hpp), the call rotates q to the mask's positions.
+///
+/// **Over a range of the keys**, with `state`: the call writes a state of every query in place of out and lse. Merge
+/// the state with states over the other keys (attention_state.hpp). The mask and the score function receive indices
+/// among all queries and all keys, and n counts all visible keys. Pass sinks to `finish`.
 ///
 /// Attention computes an online softmax over key blocks, so its memory is linear in the sequence length. Attention
 /// skips keys that are masked for every query of a query block.
@@ -101,6 +151,20 @@
 /// logits adds 8·L·ε·Σ p abs(v) to the error of out and 4·L·ε to the error of lse. Here, ε is 2^-23. L is the largest
 /// abs(c)·scale·Σ_t abs(q_t k_t) over the visible keys, and L·ε must be below 1.
 ///
+/// **Results over a source, compared with one call over views of all keys.** A prompt in chunks is such a case: append,
+/// attention, append, attention, …
+///
+/// | condition | result |
+/// |---|---|
+/// | each call has more than 16 queries per kv head, and the cache does not round | bit-identical |
+/// | all calls have `batch_invariant`, and the cache does not round | bit-identical |
+/// | bfloat16 with at most 128 keys | the bf16 path over a source, float over views |
+/// | fewer queries | products are summed in another order: error ≤ 4·(d + 1024 + n / 1024 + L)·ε·Σ p abs(v) |
+/// | the same on the bf16 path | within the bounds of both paths |
+///
+/// ε is 2^-23, or 2^-52 in double. A cache rounds rows of another type. It also rounds keys of half and bfloat16 after
+/// rotating them. Calls on the decode path are bit-identical for any number of rows, which is at most 16.
+///
 /// A call allocates once. Exception: with a workspace, a call does not allocate. `out` and `lse` must not overlap the
 /// inputs. Exception: `out` may be q, with the same extents, strides and type. The backward pass then lacks q, and a
 /// policy that throws leaves a part of q overwritten. To omit lse, pass `View{}`: a null pointer with extents is an
@@ -125,7 +189,7 @@ SSMAX_BEGIN_CODE
 /// are a scaling, a mask, a score and an executor, in any order, each at most once. Their defaults are Softmax, Full,
 /// Identity and Serial. A is the type of computation: float unless written.
 ///
-///     attention({.q = q, .k = k, .v = v, .out = out, .rope = &rope}, SSMax{s, b}, Causal{}, Softcap{50}, pool);
+///     attention({.q = q, .k = k, .v = v, .out = out, .rope = &rope}, SSMax<float>{s, b}, Causal{}, Softcap{50}, pool);
 template <class A = float, class... P>
 requires(detail::is_call<A, P...>()) void attention(const std::type_identity_t<AttentionArguments<A>>& a,
                                                     P&&... policies) {

@@ -3,6 +3,10 @@
 /// computes the gradients of q, k and v. It also computes those of the scaling, the score function and the sinks.
 /// attention.hpp has the formula of the forward pass and the names.
 ///
+///     attention_backward({.q = q, .k = k, .v = v, .out = out, .lse = lse, .rope = &rope},
+///                        {.dout = dout, .dq = dq, .dk = dk, .dv = dv}, SSMax<float>{s, b}.gradient(ds, db),
+///                        Causal{}, Softcap{50}, pool);
+///
 ///     p_ij  = exp(c_i·z'_ij - lse_i)        the weights, recomputed; z' = score(z)
 ///     δ_i   = ⟨dout_i, out_i⟩ - dlse_i
 ///     u_ij  = p_ij (⟨dout_i, v_j⟩ - δ_i)
@@ -22,8 +26,21 @@
 /// | dq, dk, dv | overwritten | added |
 /// | ds, db, dp, dslopes, dbias, dsinks | added: set them to 0 before the first call | added |
 ///
-/// `accumulate` adds in the type that the call computes in, and rounds the sum once to T. For float and double, the
-/// result is bit-identical to old value + gradient. "Gradient" is what a call without `accumulate` writes.
+/// `accumulate` adds in the type that the call computes in, and rounds the sum once to the storage type. For float and
+/// double, the result is bit-identical to old value + gradient. "Gradient" is what a call without `accumulate` writes.
+///
+/// The views k and v hold keys [first_key, first_key + k.extent(2)) of all_keys. The views q, out and lse hold queries
+/// [first_query, first_query + q.extent(2)) of all_queries. out and lse are those over all keys. If you split the keys
+/// or the queries into several calls, add the gradients of the calls:
+///
+/// | gradient | add over |
+/// |---|---|
+/// | dq | the ranges of keys |
+/// | dk, dv | the ranges of queries |
+/// | parameters of the scaling and the score function | all calls |
+/// | dsinks | the ranges of queries, for one range of keys only |
+///
+/// The call with first_key 0 adds the term of a scaled sink to dc.
 ///
 /// If no key is visible to a query, the gradients of the query are 0. Exception: its sink has a gradient through lse.
 /// The gradient of a masked key is 0. NaN in a masked key or value does not affect the result. NaN in a query, or in
@@ -37,8 +54,8 @@
 /// | bytes per query | bytes per key | condition |
 /// |---|---|---|
 /// | 4·d + 40 | 4·(d + dv) + 1 | every call |
-/// | 4·d more | 4·(d + dv) more | T is half or bfloat16, or `accumulate` |
-/// | 0 | 4·(d + dv) more | float products of copied keys: T is half or bfloat16, or the call rotates keys |
+/// | 4·d more | 4·(d + dv) more | half or bfloat16, or `accumulate` |
+/// | 0 | 4·(d + dv) more | float products of copied keys: half or bfloat16, or the call rotates keys |
 /// | 0 | 4·d + 2·dv more; if the call rotates keys, 8·d + 2·dv more | bf16 path |
 /// | 32 more, for all queries of the call | 0 | a parameter has a gradient |
 ///
@@ -84,8 +101,9 @@
 /// @{
 SSMAX_BEGIN_CODE
 
-/// Computes the gradients of attention. The top of attention_backward.hpp has the formulas. The policies are those of
-/// attention. A learnable scaling or score adds to its own gradients.
+/// Computes the gradients of attention. The top of attention_backward.hpp has the formulas and the error bounds. The
+/// policies and the options are those of the forward pass. A learnable scaling or score adds to its own gradients. A is
+/// the type of computation: float unless written.
 template <class A = float, class... P>
 requires(detail::is_call<A, P...>()) void attention_backward(
     const std::type_identity_t<BackwardArguments<A>>& a, const std::type_identity_t<AttentionGradients<A>>& g,

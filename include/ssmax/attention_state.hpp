@@ -3,8 +3,9 @@
 /// States of attention over some of the keys. You merge them with states over the other keys. A state holds the shift
 /// and the sum of the softmax and the output accumulator of every query.
 ///
-/// attention_partial (attention.hpp) computes a state for a range of the keys. merge joins two states. finish
-/// computes out and lse from a state. In FlashAttention's letters, shift, sum and o are m / ln 2, l and o.
+/// attention (attention.hpp) with the argument `state` computes a state for a range of the keys. merge joins two
+/// states. finish computes out and lse from a state. In FlashAttention's letters, shift, sum and o are m / ln 2, l and
+/// o.
 ///
 /// Shifts are integers, so merge rounds each sum once and is exact otherwise. The order of merging changes results by
 /// half an ulp of the total per merge: |error| <= merges · ε/2 · Σ p |v|. Exception: the bf16 path has shifts that

@@ -5,10 +5,10 @@
 ///
 ///     KvCache<Int8> cache({.kv_heads = 2, .width = 64, .capacity = 32'768});
 ///     cache.append(k_new, v_new, &rope);                        // rounds to 8 bits
-///     decode<float>({.q = q_new, .out = out}, cache, scaling, Causal{}, {.rope = &rope});
+///     attention({.q = q_new, .keys = cache, .out = out, .rope = &rope}, scaling, Causal{});
 ///
-/// `append` divides a row by its factor and rounds the quotients to nearest even. decode multiplies the products of a
-/// row by its factor. M is the largest magnitude of the row:
+/// `append` divides a row by its factor and rounds the quotients to nearest even. The decode path multiplies the
+/// products of a row by its factor. M is the largest magnitude of the row:
 ///
 /// | type | factor | largest error of an element x | codes |
 /// |---|---|---|---|

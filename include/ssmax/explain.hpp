@@ -1,9 +1,8 @@
 /// @defgroup explain Explanations (explain.hpp)
-/// Explains how a call of attention, attention_partial, decode or attention_backward is computed, and why no faster
-/// path takes it.
+/// Explains how a call of attention or attention_backward is computed, and why no faster path takes it.
 ///
 ///     Explanation explanation;
-///     attention<bfloat16>({.q = q, .k = k, .v = v, .out = out}, scaling, Causal{}, {.explanation = &explanation});
+///     attention({.q = q, .k = k, .v = v, .out = out, .explanation = &explanation}, scaling, Causal{});
 ///     std::puts(to_string(explanation).c_str());
 ///
 /// Set the environment variable `SSMAX_TRACE` to 1 to print the same line to stderr for every call. The library reads
@@ -41,7 +40,7 @@ struct Explanation {
   /// Makes an empty explanation.
   SSMAX_INLINE Explanation() = default;
 
-  const char* function = "";        ///< "attention", "attention_partial", "decode", "mpi::attention", …
+  const char* function = "";        ///< "attention", "attention_backward", "mpi::attention", …
   Path path = Path::none;           ///< `Path::none`: only function, target and workspace_bytes are set.
   Target target = Target::scalar;   ///< The instruction set.
   const char* operands = "";        ///< Operands of the products: "float", "double" or "bfloat16".
@@ -89,7 +88,7 @@ SSMAX_COLD inline void write_line(const Explanation& e, char (&line)[max_of_a_li
 
 }  // namespace detail
 
-/// Returns the explanation as one line: `ssmax::decode: path=decode target=avx2 … reason=""`.
+/// Returns the explanation as one line: `ssmax::attention: path=decode target=avx2 … reason=""`.
 [[nodiscard]] inline std::string to_string(const Explanation& explanation) {
   char line[detail::max_of_a_line];
   detail::write_line(explanation, line);

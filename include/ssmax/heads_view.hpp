@@ -2,7 +2,7 @@
 /// Views [batch, heads, tokens, d] of tensors that store the channels of all heads side by side, without a copy.
 ///
 ///     const auto [q, k, v] = qkv_views(qkv, heads, kv_heads);  // qkv [tokens, (heads + 2·kv_heads)·d]
-///     attention<float>({.q = q, .k = k, .v = v, .out = heads_view(out, heads)}, SSMax<float>{s}, Causal{});
+///     attention({.q = q, .k = k, .v = v, .out = heads_view(out, heads)}, SSMax<float>{s}, Causal{});
 ///
 /// | tensor | call | result |
 /// |---|---|---|

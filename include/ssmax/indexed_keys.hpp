@@ -3,7 +3,7 @@
 /// the tokens that a selection chose for a query.
 ///
 ///     const IndexedKeys keys(k, v, indices, lengths);
-///     decode<float>({.q = q, .out = out}, keys, SSMax<float>{s}, Full{});
+///     attention({.q = q, .keys = keys, .out = out}, SSMax<float>{s}, Full{});
 ///
 /// | argument | shape |
 /// |---|---|

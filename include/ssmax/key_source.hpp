@@ -24,12 +24,12 @@
 ///                                                     (default: false)
 ///     std::uint64_t layout() const                    returns a number. If it is not 0, all sources with this number must
 ///                                                     have the same lengths, stored keys and shared keys.
-///                                                     SourcePlan::bind then does not compare them (default: 0)
+///                                                     Plan::bind then does not compare them (default: 0)
 ///     std::pair<std::span<const Element>, std::span<const ValueElement>> memory() const
 ///                                                     returns the memory of keys and values. Calls throw if a result
 ///                                                     overlaps it
 ///
-/// attention (attention_source.hpp), decode (decode.hpp) and SourcePlan (plan_source.hpp) take a source. KvCache
+/// attention (attention.hpp) and Plan (plan.hpp) take a source as the argument `keys` (keys.hpp). KvCache
 /// (kv_cache.hpp), PagedKvCache::Source (paged_kv_cache.hpp), PagedKeys (paged_keys.hpp) and IndexedKeys
 /// (indexed_keys.hpp) are sources. The example custom_key_source.cpp defines a source: `run` looks up the page of `key`
 /// in the page table and returns the rest of that page. A source must not change during a call. Several threads call

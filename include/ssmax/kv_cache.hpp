@@ -1,5 +1,5 @@
 /// @defgroup kv_cache Cache of keys and values (kv_cache.hpp)
-/// A cache of the keys and values of past positions. decode.hpp computes attention over the cache.
+/// A cache of the keys and values of past positions. attention (attention.hpp) takes the cache as `keys`.
 ///
 ///     KvCache<bfloat16> cache({.batch = 1, .kv_heads = 2, .width = 64, .capacity = 32'768});
 ///     cache.append(k_new, v_new, &rope);                        // rotated to their positions, then stored
@@ -13,7 +13,7 @@
 ///
 ///     KvCache<float> ring({.width = 64, .capacity = 4 + 512, .ring = true, .first = 4});
 ///     ring.append(k_new, v_new, &rope);                         // one position
-///     decode<float>({.q = q_new, .out = out}, ring, scaling, SinkWindow{4, 512}, {.rope = &rope});
+///     attention({.q = q_new, .keys = ring, .out = out, .rope = &rope}, scaling, SinkWindow{4, 512});
 ///
 /// A call with several queries needs window + queries - 1 keys in addition to the first keys.
 #pragma once

@@ -2,8 +2,8 @@
 /// @ingroup mask
 /// Masks that provide their runs of visible keys. Attention skips the key blocks between the runs.
 ///
-///     attention<float>(arguments, SSMax<float>{s}, SinkWindow{4, 512});             // 4 first keys and a window
-///     attention<float>(arguments, SSMax<float>{s}, Causal{} & BlockSparse(blocks, bitmap));
+///     attention(arguments, SSMax<float>{s}, SinkWindow{4, 512});                    // 4 first keys and a window
+///     attention(arguments, SSMax<float>{s}, Causal{} & BlockSparse(blocks, bitmap));
 ///
 /// query.hpp describes the optional members `run` and `count` of such a mask.
 #pragma once

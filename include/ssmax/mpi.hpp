@@ -33,8 +33,9 @@
 /// at other positions, chunks have fewer than 1024 keys, and the error bounds are those of attention.hpp.
 ///
 /// Exception: bfloat16 with at most 128 keys on targets with bfloat16 products, without `float_products`. A single
-/// process then computes `attention` in float. Ranks that exchange keys, and `decode`, take the bf16 path. Exception:
-/// bfloat16 with 5 rows or more in mpi::decode on such targets. Its lse can differ by 1 ulp from that of `decode`.
+/// process then computes `attention` in float. Ranks that exchange keys, and `mpi::decode`, take the bf16 path.
+/// Exception: bfloat16 with 5 rows or more in mpi::decode on such targets. Its lse can differ by 1 ulp from that of
+/// `attention`.
 ///
 /// **By heads**, with `layout.by_heads()`: the ranks exchange heads in rounds of an all-to-all. In a round, a rank
 /// receives all positions of one kv head and of its query heads. The rank computes the heads as a single process does
@@ -223,10 +224,10 @@ void attention_backward(Communicator& comm, const Layout& layout,
                              std::forward<E>(executor));
 }
 
-/// Appends new positions to the cache of this rank, which holds the rank's positions of the layout, in their order.
-/// The tensors k and v [batch, kv_heads, new, channels] hold all of the rank's positions from `first` of the sequence
-/// on. With a rope, rotates keys to their positions in the sequence. A local call. Throws std::invalid_argument if
-/// the layout lacks the positions, the cache lacks earlier positions of the rank, or a tensor does not fit. The cache is
+/// Appends new positions to the cache of this rank, which holds the rank's positions of the layout, in their order. The
+/// tensors k and v [batch, kv_heads, new, channels] hold all of the rank's positions from `first` of the sequence on.
+/// With a rope, rotates keys to their positions in the sequence. A local call. Throws std::invalid_argument if the
+/// layout lacks the positions, the cache lacks earlier positions of the rank, or a tensor does not fit. The cache is
 /// then unchanged.
 template <class K, class V>
 void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
@@ -257,9 +258,10 @@ void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
                rope, {}, offsets);
 }
 
-/// Computes decode (decode.hpp) over the first `length` positions of a layout. Each rank has appended its own
-/// positions. Collective. q is equal on all ranks, and so are out and lse. If segments begin at multiples of 1024,
-/// the results are bit-identical to those of a single process with one cache. Exception: bfloat16, see above.
+/// Computes attention over a cache (attention.hpp) of the first `length` positions of a layout. The queries have the
+/// last positions, and the mask is Causal unless given. Each rank has appended its own positions. Collective. q is
+/// equal on all ranks, and so are out and lse. If segments begin at multiples of 1024, the results are bit-identical to
+/// those of a single process with one cache. Exception: bfloat16, see above.
 ///
 /// key_position must be 0. Exception: with rotate_source_keys it may differ. `out` and `lse` must not overlap q and
 /// the memory of the cache. Memory: the states of all chunks of 1024 keys, batch·heads·queries·(dv + 2) numbers per

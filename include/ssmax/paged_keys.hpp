@@ -2,7 +2,7 @@
 /// Keys and values in the pages of somebody else's pool: the memory and the page tables of a server, without a copy.
 ///
 ///     const PagedKeys keys(k, v, PageTable(table, lengths));
-///     decode<float>({.q = q, .out = out}, keys, SSMax<float>{s});
+///     attention({.q = q, .keys = keys, .out = out}, SSMax<float>{s}, Causal{});
 ///
 /// | argument | shape |
 /// |---|---|

@@ -5,7 +5,7 @@
 ///     const index_t a = cache.add();                            // a new sequence
 ///     cache.append(k, v, sequences, &rope);                     // the tokens of a step, rotated to their positions
 ///     const index_t b = cache.fork(a);                          // shares the pages of a
-///     decode<float>({.q = q, .out = out}, cache.source(ids), SSMax<float>{s});
+///     attention({.q = q, .keys = cache.source(ids), .out = out}, SSMax<float>{s}, Causal{});
 ///
 /// | argument | shape |
 /// |---|---|

@@ -5,7 +5,7 @@
 ///
 ///     KvCache<Q8_0> cache({.kv_heads = 2, .width = 64, .capacity = 32'768});
 ///     cache.append(k_new, v_new, &rope);                        // rounds to groups
-///     decode<float>({.q = q_new, .out = out}, cache, scaling, Causal{}, {.rope = &rope});
+///     attention({.q = q_new, .keys = cache, .out = out, .rope = &rope}, scaling, Causal{});
 ///
 /// `append` rounds as ggml does. M is the largest magnitude of a group:
 ///

@@ -17,11 +17,11 @@
 /// | call | position of query i |
 /// |---|---|
 /// | attention, rows of a matrix | i + keys - queries: the last query stands at the last key |
-/// | decode | the same with the keys that the query's sequence has stored so far |
+/// | attention over a source of keys | the same with the keys that the query's sequence has stored so far |
 /// | a mask with `query_position` | what the mask returns: Documents counts from the document's first key |
 /// | a query before the first key | 0 |
 ///
-/// `key_position` in the options changes the rope's positions only. n is the number of visible keys.
+/// The option `key_position` changes the rope's positions only. n is the number of visible keys.
 ///
 /// A scaling must return the same number for the same row: the library may call it any number of times per query. If the
 /// scaling's type specialises by_size (fast_path.hpp), the library may call it once for all queries that see the same

@@ -31,7 +31,7 @@ template <class T, class G>
 class PerQueryGradient;
 
 /// The scaling c = c[batch, head, query], for example a query-aware scale. T is float, double, half or bfloat16. Any
-/// strides; stride 0 broadcasts. Query 0 is the first query of the call: in decode, the first new query. Over MPI,
+/// strides; stride 0 broadcasts. Query 0 is the first query of the call: over a cache, the first new query. Over MPI,
 /// every rank passes the multipliers of the whole sequence. For rows of rank 2, the multipliers are [1, 1, rows].
 template <class T>
 class PerQuery {

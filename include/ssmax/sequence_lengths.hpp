@@ -3,8 +3,8 @@
 /// One call for sequences that have their own numbers of queries and keys.
 ///
 ///     const std::vector<index_t> cumulative{0, 5, 5, 42};  // three sequences, of 5, 0 and 37 tokens
-///     attention<float>({.q = q, .k = k, .v = v, .out = out}, scaling, Causal{},
-///                      {.lengths = SequenceLengths::packed(cumulative)}, pool);
+///     attention({.q = q, .k = k, .v = v, .out = out, .lengths = SequenceLengths::packed(cumulative)}, scaling,
+///               Causal{}, pool);
 ///
 /// | layout | shape of q | queries of sequence b |
 /// |---|---|---|
@@ -15,12 +15,11 @@
 /// [tokens, heads·d]. out, lse, dout and dq have the rows of q, dk and dv the rows of k. Rows of the padding are
 /// neither read nor written.
 ///
-/// A call over a source of keys (attention_source.hpp, decode.hpp) takes lengths of queries alone. The source has the
-/// lengths of keys:
+/// A call over a source of keys (key_source.hpp) takes lengths of queries alone. The source has the lengths of keys:
 ///
 ///     const std::vector<index_t> cumulative{0, 200, 201};  // a prompt chunk and a decoded token, for two sequences
-///     attention<float>({.q = q, .out = out}, cache, scaling, Causal{},
-///                      {.lengths = SequenceLengths::packed_queries(cumulative)}, pool);
+///     attention({.q = q, .keys = cache, .out = out, .lengths = SequenceLengths::packed_queries(cumulative)},
+///               scaling, Causal{}, pool);
 ///
 /// Each sequence is a batch entry:
 ///

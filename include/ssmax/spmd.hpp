@@ -8,7 +8,7 @@
 ///
 ///     // In every thread:
 ///     ssmax::Spmd executor(team, ith);
-///     executor.lead_or_help([&] { ssmax::attention<float>(arguments, scaling, mask, options, executor); });
+///     executor.lead_or_help([&] { ssmax::attention(arguments, scaling, mask, executor); });
 ///
 /// Thread 0 is the leader: it executes the function. The other threads are helpers: a helper makes calls of the
 /// leader's runs until the leader's function has ended.

@@ -21,7 +21,7 @@
 ///       static constexpr index_t group = 1;                          // channels of an element; may be left out
 ///     };
 ///
-/// Attention, its backward, decode and KvCache::append call `load` and `store` with the whole row of a query, key or
+/// Attention, its backward and KvCache::append call `load` and `store` with the whole row of a query, key or
 /// value. The pointer `in` (or `out`) points to the first channel, and n is the width. Exception: the functions over
 /// rows of logits, such as softmax, convert a long row in ranges that begin at any element.
 ///

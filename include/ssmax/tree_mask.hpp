@@ -4,7 +4,7 @@
 ///
 ///     const Tree tree(parents);                                 // parents {-1, 0, 0, 1}: 1 and 2 follow 0, 3 follows 1
 ///     cache.append(k, v, &rope, {}, tree.offsets());            // the candidates' keys, rotated to their positions
-///     decode<float>({.q = q, .out = out}, cache, scaling, tree, {.rope = &rope});
+///     attention({.q = q, .keys = cache, .out = out, .rope = &rope}, scaling, tree);
 ///     cache.keep(0, committed, accepted);                       // removes the keys of rejected candidates
 ///
 /// A tree has T candidates. The queries of the call are the candidates, and the last T keys are the keys of the

@@ -89,8 +89,8 @@ class View {
       SSMAX_INLINE constexpr View(const View<U, Rank>&) {
     static_assert(
         std::same_as<U, T>,
-        "ssmax::View: the element type differs: where q, k, v and out are stored in different types, "
-        "write attention<Elements<Query, Key, Value, Out>>");
+        "ssmax::View: the element type differs: lse has the type of computation, and over MPI, q, k, v and "
+        "out have one type");
   }
 
   /// @endcond

@@ -1,6 +1,6 @@
 /// @defgroup workspace Memory between calls (workspace.hpp)
 /// @ingroup execution
-/// Memory that you keep between calls, so that attention, its backward and decode do not allocate.
+/// Memory that you keep between calls, so that attention and its backward do not allocate.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// Memory that consecutive calls of attention and decode reuse. Two calls must not use it at the same time. The
+/// Memory that consecutive calls of attention reuse. Two calls must not use it at the same time. The
 /// memory grows to the size that a call needs and stays. So later calls of at most this size do not allocate.
 /// Exception: memory of the caller does not grow.
 class Workspace {

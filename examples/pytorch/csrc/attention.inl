@@ -14,17 +14,18 @@ std::pair<Tensor, MaybeTensor> attention_of(const Tensor& query, const Tensor& k
   const auto q = view<const T, 4>("query", query), k = view<const T, 4>("key", key),
              v = view<const T, 4>("value", value);
   const Parameters parameters(a, heads);
-  const Options<T> options(a, heads, keys);
+  const Options<A> options(a, heads, keys);
 
   const Tensor out = new_tensor_like(query, {batch, heads, queries, value.size(3)});
-  ssmax::AttentionArguments<Compute<T>> arguments{.q = q, .k = k, .v = v, .out = view<T, 4>("out", out)};
+  ssmax::AttentionArguments<A> arguments{.q = q, .k = k, .v = v, .out = view<T, 4>("out", out)};
+  options.write_to(arguments);
   MaybeTensor lse;
   if (with_lse) {
     lse = new_tensor(std::array{batch, heads, queries}, scalar_type<A>);
     arguments.lse = view<A, 3>("lse", *lse);
   }
   with_policies<A>(a, parameters, extents, [&](const auto& scaling, const auto& mask, const auto& score) {
-    ssmax::attention<Compute<T>>(with(arguments, options.options), scaling, mask, score, TorchThreads{});
+    ssmax::attention<A>(arguments, scaling, mask, score, TorchThreads{});
   });
   return {out, lse};
 }

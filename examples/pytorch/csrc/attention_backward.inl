@@ -43,7 +43,7 @@ Gradients attention_backward_of(const BackwardInputs& in, const Arguments& a) {
     return given && in.learn[at(gradient) - at(Gradient::s)];
   };
   const Parameters parameters(a, heads);
-  const Options<T> options(a, heads, keys);
+  const Options<A> options(a, heads, keys);
 
   const auto like = [](const Tensor& tensor) {
     return new_tensor_like(tensor, {tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)});
@@ -63,13 +63,14 @@ Gradients attention_backward_of(const BackwardInputs& in, const Arguments& a) {
       sums_of_heads(wants(Gradient::sinks, a.sinks.has_value()), heads, computed)};
   const auto tensor = [&](Gradient gradient) -> const Tensor& { return result[at(gradient)]; };
 
-  const ssmax::BackwardArguments<Compute<T>> arguments{.q = view<const T, 4>("query", in.query),
-                                                       .k = view<const T, 4>("key", in.key),
-                                                       .v = view<const T, 4>("value", in.value),
-                                                       .out = view<const T, 4>("out", in.out),
-                                                       .lse = view<const A, 3>("lse", in.lse)};
+  ssmax::BackwardArguments<A> arguments{.q = view<const T, 4>("query", in.query),
+                                        .k = view<const T, 4>("key", in.key),
+                                        .v = view<const T, 4>("value", in.value),
+                                        .out = view<const T, 4>("out", in.out),
+                                        .lse = view<const A, 3>("lse", in.lse)};
+  options.write_to(arguments);
   const Tensor& dsinks = tensor(Gradient::sinks);
-  ssmax::AttentionGradients<Compute<T>> outputs{
+  ssmax::AttentionGradients<A> outputs{
       .dout = view<const T, 4>("grad_out", in.grad_out),
       .dq = view<T, 4>("dq", tensor(Gradient::query)),
       .dk = view<T, 4>("dk", tensor(Gradient::key)),
@@ -88,8 +89,7 @@ Gradients attention_backward_of(const BackwardInputs& in, const Arguments& a) {
   }
   with_learning_policies<A>(
       a, parameters, extents, gradients, [&](const auto& scaling, const auto& mask, const auto& score) {
-        ssmax::attention_backward<Compute<T>>(backward_with(arguments, options.options), outputs, scaling,
-                                              mask, score, TorchThreads{});
+        ssmax::attention_backward<A>(arguments, outputs, scaling, mask, score, TorchThreads{});
       });
   return result;
 }

@@ -15,8 +15,8 @@ using Compute = ssmax::detail::ComputeType<T>;
 /// Checks that query, key and value fit each other; returns [batch, heads, queries, keys].
 Extents check_inputs(const Tensor& query, const Tensor& key, const Tensor& value);
 
-/// A call's options, and what they point at.
-template <class T>
+/// The options of a call that computes in A, and what they point at.
+template <class A>
 struct Options {
   /// Sinks have one number per head; a position is the last key's at most.
   Options(const Arguments& a, index_t heads, index_t keys) {
@@ -24,23 +24,33 @@ struct Options {
     if (first < 0 || first > ssmax::detail::max_counted - keys) {
       fail("rope has " + std::to_string(first) + " for the position of the first key");
     }
-    rope = rope_tables<Compute<T>>(a.rope, first + keys);
+    rope = rope_tables<A>(a.rope, first + keys);
     if (a.sinks) {
       check_shape("sinks", *a.sinks, std::array{heads});
-      for (double sink : doubles("sinks", *a.sinks)) sinks.push_back(static_cast<Compute<T>>(sink));
+      for (double sink : doubles("sinks", *a.sinks)) sinks.push_back(static_cast<A>(sink));
     }
-    options.scale = a.scale;
-    options.rope = rope.get();
-    options.key_position = first;
-    options.sinks = sinks;
-    options.scaled_sinks = a.scaled_sinks;
+    scale = a.scale;
+    key_position = first;
+    scaled_sinks = a.scaled_sinks;
   }
   Options(const Options&) = delete;
   Options& operator=(const Options&) = delete;
 
-  std::shared_ptr<const ssmax::Rope<Compute<T>>> rope;
-  std::vector<Compute<T>> sinks;
-  ssmax::AttentionOptions<T> options;
+  /// Writes the options to the arguments of a call. The options must outlive the arguments.
+  template <class CallArguments>
+  void write_to(CallArguments& arguments) const {
+    arguments.scale = scale;
+    arguments.rope = rope.get();
+    arguments.key_position = key_position;
+    arguments.sinks = sinks;
+    arguments.scaled_sinks = scaled_sinks;
+  }
+
+  std::optional<double> scale;
+  std::shared_ptr<const ssmax::Rope<A>> rope;
+  index_t key_position = 0;
+  std::vector<A> sinks;
+  bool scaled_sinks = false;
 };
 
 /// Calls f(scaling, mask, score), none of which learns.

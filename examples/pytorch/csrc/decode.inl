@@ -2,6 +2,7 @@
 // decode_double.cpp.
 #include <ssmax/attention.hpp>
 #include <ssmax/kv_cache.hpp>
+#include <stdexcept>
 
 #include "call.hpp"
 #include "executor.hpp"
@@ -65,16 +66,25 @@ std::pair<Tensor, Tensor> decode_of(const CacheInputs& in, const Arguments& a) {
   const auto [batch, heads, queries, capacity] = shared;
   const index_t longest = batch == 0 ? 0 : std::ranges::max(keys.lengths);
   const Extents extents{batch, heads, queries, longest};
+  for (index_t length :
+       keys.lengths) {  // the message of the library names an option that the package does not have
+    if (queries > length) {
+      throw std::invalid_argument("ssmax::attention: q has positions " + std::to_string(queries) +
+                                  ", a sequence of the cache has " + std::to_string(length));
+    }
+  }
   const Parameters parameters(a, heads);
-  const Options<T> options(a, heads, longest);
+  const Options<A> options(a, heads, longest);
 
   const Tensor out = new_tensor_like(in.query, {batch, heads, queries, in.values.size(3)});
   const Tensor lse = new_tensor(std::array{batch, heads, queries}, scalar_type<A>);
-  const ssmax::AttentionArguments<Compute<T>> arguments{
-      .q = view<const T, 4>("query", in.query), .out = view<T, 4>("out", out), .lse = view<A, 3>("lse", lse)};
+  ssmax::AttentionArguments<A> arguments{.q = view<const T, 4>("query", in.query),
+                                         .keys = keys,
+                                         .out = view<T, 4>("out", out),
+                                         .lse = view<A, 3>("lse", lse)};
+  options.write_to(arguments);
   with_policies<A>(a, parameters, extents, [&](const auto& scaling, const auto& mask, const auto& score) {
-    ssmax::attention<Compute<T>>(with(over(arguments, keys), options.options), scaling, mask, score,
-                                 TorchThreads{});
+    ssmax::attention<A>(arguments, scaling, mask, score, TorchThreads{});
   });
   return {out, lse};
 }

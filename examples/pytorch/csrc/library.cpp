@@ -118,13 +118,15 @@ void boxed_rotate(StableIValue* values, std::uint64_t, std::uint64_t) {
   stack.put(0, rotate(rows, rope, stack.take<std::int64_t>()));
 }
 
+constexpr char attention_name[] = "attention", decode_name[] = "KVCache.decode";
+
 /// An operator whose messages have the names of the Python package.
-template <void (*Boxed)(StableIValue*, std::uint64_t, std::uint64_t)>
+template <void (*Boxed)(StableIValue*, std::uint64_t, std::uint64_t), const char* Attention = attention_name>
 void named(StableIValue* values, std::uint64_t arguments, std::uint64_t results) {
   try {
     Boxed(values, arguments, results);
   } catch (const std::invalid_argument& error) {
-    throw std::invalid_argument(python_message(error.what()));
+    throw std::invalid_argument(python_message(error.what(), Attention));
   }
 }
 
@@ -149,7 +151,7 @@ STABLE_TORCH_LIBRARY_IMPL(ssmax, CPU, library) {
   library.impl("attention", named<boxed_attention>);
   library.impl("attention_forward", named<boxed_attention_forward>);
   library.impl("attention_backward", named<boxed_attention_backward>);
-  library.impl("decode", named<boxed_decode>);
+  library.impl("decode", named<boxed_decode, decode_name>);
   library.impl("rotate", named<boxed_rotate>);
 }
 

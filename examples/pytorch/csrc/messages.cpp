@@ -1,7 +1,6 @@
 #include "messages.hpp"
 
 #include <array>
-#include <string_view>
 
 namespace ssmax_torch {
 
@@ -15,9 +14,7 @@ constexpr std::string_view library = "ssmax::";
 
 /// Classes and functions: the text between `library` and the colon.
 constexpr std::array names{
-    Rename{"attention", "attention"},
     Rename{"attention_backward", "attention"},
-    Rename{"decode", "KVCache.decode"},
     Rename{"rope", "KVCache.append"},
     Rename{"Rope", "Rope"},
     Rename{"SlidingWindow", "mask.SlidingWindow"},
@@ -70,14 +67,14 @@ std::string renamed_words(std::string_view text) {
 
 }  // namespace
 
-std::string python_message(std::string message) {
+std::string python_message(std::string message, std::string_view attention) {
   const std::string_view text = message;
   const std::size_t colon = text.find(": ");
   if (!text.starts_with(library) || colon == text.npos) return message;
   const std::string_view from = text.substr(library.size(), colon - library.size());
   std::string_view what = text.substr(colon);
   std::string result = "ssmax_torch.";
-  std::string_view to = from;
+  std::string_view to = from == "attention" ? attention : from;
   for (const Rename& rename : names) {
     if (from == rename.from) to = rename.to;
   }

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace ssmax_torch {
 
 /// Returns a message of the C++ library with the names of the Python package: ssmax::Documents becomes
-/// ssmax_torch.mask.Documents, and q becomes query. Other messages do not change.
-std::string python_message(std::string message);
+/// ssmax_torch.mask.Documents, and q becomes query. `attention` is the Python name of ssmax::attention. Other messages
+/// do not change.
+std::string python_message(std::string message, std::string_view attention);
 
 }  // namespace ssmax_torch

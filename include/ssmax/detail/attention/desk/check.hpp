@@ -131,7 +131,7 @@ void check_options(const char* function, CallKind kind, const Options& options, 
     fail_format("ssmax::%s: scaled_sinks is true, must be false without sinks", function);
 }
 
-/// Throws if a member that belongs to a state is given to another call.
+/// Throws if a member for states is given to a call without a state.
 template <class A>
 void check_is_whole(const char* function, const AttentionArguments<A>& a) {
   const auto is_0 = [&](const char* name, index_t number) {
