@@ -2,7 +2,6 @@ cmake_minimum_required(VERSION 3.25)
 
 # Compiles ${SOURCE}. Without a ${CASE} it must compile; with one it must fail, and ${WORDS} must be found among the
 # first lines of the message, after those that only say which file includes which.
-set(lines_read 12)
 set(command ${COMPILER} -std=c++20 -DSSMAX_COMPILED -fsyntax-only -I${INCLUDE} ${SOURCE})
 if(CASE)
   list(APPEND command -D${CASE})
@@ -21,7 +20,7 @@ endif()
 string(REGEX REPLACE "[][;]" "|" text "${message}")
 string(REPLACE "\n" ";" lines "${text}")
 list(FILTER lines EXCLUDE REGEX "^(In file included |  +)from .*[,:]$")
-list(SUBLIST lines 0 ${lines_read} lines)
+list(SUBLIST lines 0 ${LINES} lines)
 if(NOT "${lines}" MATCHES "${WORDS}")
-  message(FATAL_ERROR "${CASE} is refused, but its first ${lines_read} lines lack: ${WORDS}\n${message}")
+  message(FATAL_ERROR "${CASE} is refused, but its first ${LINES} lines lack: ${WORDS}\n${message}")
 endif()

@@ -60,9 +60,8 @@ static_assert(!KeySource<Softmax> && KeySource<KvCache<Sixteenths>>);
 int main() {
   const View<float, 4> x;
   const View<Sixteenths, 4> own;
-  decode<float>({.q = x, .out = x}, Source{});
-  attention<float>({.q = x, .out = x}, Source{});
-  attention<Sixteenths>({.q = own, .k = own, .v = own, .out = own});
+  attention({.q = x, .keys = Source{}, .out = x}, Causal{});
+  attention({.q = own, .k = own, .v = own, .out = own});
 #if defined(ROWS_OF_OWN_STORAGE)
   softmax(View<const Sixteenths, 4>{}, own);
 #elif defined(CROSS_ENTROPY_OF_OWN_STORAGE)

@@ -18,7 +18,6 @@
 // case SCALING_FAST_PATH: the fast path of a scaling is by_size
 // case SCALING_ACCUMULATE: the member 'accumulate' of a scaling must be  void accumulate.const Row&, double dc. const
 // case SCORE_NOT_CONST: of a score must be const and take float and double
-// case SCORE_WITHOUT_DERIVATIVE: a score needs the member  derivative
 // case SCORE_CHECK: the member 'check' of a score must be  void check
 // case SCORE_ACCUMULATE: the member 'accumulate' of a score must be
 // case SCORE_ACCUMULATE_STATIC: the member 'accumulate' of a score must be

@@ -2,7 +2,7 @@
 //
 // case ROWS: the member 'sees' of a mask must be
 // case ATTENTION_MASK: the member 'sees' of a mask must be
-// case ATTENTION_SCORE: a score needs the member  derivative
+// case ATTENTION_SCORE: a_score_needs_the_member_derivative|a score with .derivative.
 // case BACKWARD_SCALING: the member 'accumulate' of a scaling must be
 #include <ssmax/ssmax.hpp>
 
@@ -25,10 +25,10 @@ int main() {
 #if defined(ROWS)
   softmax(in, out, Softmax{}, Mask1{});
 #elif defined(ATTENTION_MASK)
-  attention<float>({.q = in, .k = in, .v = in, .out = out}, Softmax{}, Mask1{});
+  attention({.q = in, .k = in, .v = in, .out = out}, Mask1{});
 #elif defined(ATTENTION_SCORE)
-  attention<float>({.q = in, .k = in, .v = in, .out = out}, Softmax{}, Causal{}, Score1{});
+  attention({.q = in, .k = in, .v = in, .out = out}, Causal{}, Score1{});
 #elif defined(BACKWARD_SCALING)
-  attention_backward<float>({.q = in, .k = in, .v = in, .out = in}, {.dout = in}, Scaling1{}, Causal{});
+  attention_backward({.q = in, .k = in, .v = in, .out = in}, {.dout = in}, Scaling1{}, Causal{});
 #endif
 }
