@@ -59,11 +59,11 @@ void packed_attention(View<const float, 2> qkv, View<float, 2> out, index_t head
 // keys and values [tokens so far, kv_heads·d] are the caller's; their last rows are those of the new token.
 void next_token(View<const float, 2> q, View<const float, 2> keys, View<const float, 2> values,
                 View<float, 2> out, index_t heads, index_t kv_heads, std::span<const float> s) {
-  attention<float>({.q = heads_view(q, heads),  // one row
-                    .k = heads_view(keys, kv_heads),
-                    .v = heads_view(values, kv_heads),
-                    .out = heads_view(out, heads)},
-                   SSMax<float>{s}, Causal{});
+  attention({.q = heads_view(q, heads),  // one row
+             .k = heads_view(keys, kv_heads),
+             .v = heads_view(values, kv_heads),
+             .out = heads_view(out, heads)},
+            SSMax<float>{s}, Causal{});
 }
 
 // The first 4 keys and the last 512 of a sequence without an end.

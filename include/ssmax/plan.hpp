@@ -97,8 +97,8 @@ class BoundCall {
 template <class A = float, class M = Full>
 class Plan {
  public:
-  /// Plans calls on at most `max_threads` threads. Of the example's tensors, the plan reads extents and storage types
-  /// alone: they may be null. `out`, `lse`, `workspace` and `explanation` are not used. Throws std::invalid_argument if
+  /// Plans calls on at most `max_threads` threads. The plan reads extents and storage types of the example's tensors.
+  /// The tensors may be null. `out`, `lse`, `workspace` and `explanation` are not used. Throws std::invalid_argument if
   /// tensors, source, mask, lengths or the positions of the rope do not fit, or if max_threads is below 1.
   Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads, const M& mask)
       : plan_(example, max_threads, mask, true) {}

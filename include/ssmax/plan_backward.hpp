@@ -145,8 +145,8 @@ class BoundBackward {
 template <class A = float, class S = Softmax, class M = Full, class C = Identity>
 class BackwardPlan {
  public:
-  /// Plans calls on at most `max_threads` threads. Of the example's tensors, the plan reads extents and storage types
-  /// alone: they may be null. `policies` are a mask, and examples of a scaling and a score: the gradients that they take
+  /// Plans calls on at most `max_threads` threads. The plan reads extents and storage types of the example's tensors.
+  /// The tensors may be null. `policies` are a mask, and examples of a scaling and a score: the gradients that they take
   /// determine memory and tasks. They need not outlive the plan. With sinks, calls may take dsinks. If
   /// `gradients.accumulate` is true, calls may accumulate, and need more memory. Throws std::invalid_argument if
   /// shapes, policies, lengths or the positions of the rope do not fit, or if max_threads is below 1.

@@ -38,15 +38,15 @@ void use_data() {
   use(RopeScaling{}), use(RopeOptions{}), use(CrossEntropyOptions{}), use(CrossEntropy{}), use(Serial{});
   use(AttentionState<float>{rows, rows, view}), use(KeyRun<float>{}), use(Lanes<float>(numbers.data(), 1)),
       use(PlacedLanes<float>(Lanes<float>(numbers.data(), 1), numbers.data(), 0, nullptr, 0)),
-      use(QkvViews<float>{}), use(Elements<float>{}), use(KeptSpan<const float>(numbers));
+      use(QkvViews<float>{}), use(KeptSpan<const float>(numbers));
   for (const index_t end : Integers(ends)) use(end), use(KeptIntegers(ends).back());
 
   use(Full{}), use(Causal{}), use(Lengths(ends)), use(SlidingWindow(1)), use(PrefixLM(ends)),
       use(KeyLengths(ends));
   use(Documents(ends, true)), use(MaskMatrix(matrix)), use(Finite<float>(View<const float, 4>(view)));
   const std::array<std::uint64_t, 1> bitmap{1};
-  use(SinkWindow(4, 8)), use(SparseBlocks{}), use(BlockSparse(SparseBlocks{}, bitmap)), use(AttentionShape{}),
-      use(SourcePlanShape{});
+  use(SinkWindow(4, 8)), use(SparseBlocks{}), use(BlockSparse(SparseBlocks{}, bitmap)),
+      use(as_mask(Causal{}));
   const Where where([](const Query&, index_t) { return true; });
   use(where), use(Causal{} & KeyLengths(ends));
   static_assert(std::is_same_v<decltype(Causal{} & KeyLengths(ends)), Both<Causal, KeyLengths>>);
@@ -90,9 +90,14 @@ void use_data() {
   std::array<float, 4> out{};
   const View<float, 4> result(out.data(), one);
   Explanation explanation;
-  const AttentionOptions<float> options{.workspace = &workspace, .explanation = &explanation};
-  attention(with({.q = view, .k = view, .v = view, .out = result, .lse = rows}, options), learns, where,
-            bias_learns, pool);
+  attention({.q = view,
+             .k = view,
+             .v = view,
+             .out = result,
+             .lse = rows,
+             .workspace = &workspace,
+             .explanation = &explanation},
+            learns, where, bias_learns, pool);
   attention_backward({.q = view, .k = view, .v = view, .out = result, .lse = rows},
                      {.dout = view, .dq = result, .dk = result, .dv = result}, learns, Causal{}, composed,
                      Serial{});

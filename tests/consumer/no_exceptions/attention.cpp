@@ -45,17 +45,11 @@ template <class T>
 bool attends(ThreadPool& pool) {
   Tensors<T> t;
   const SSMax<float> scaling{0.4F};
-  attention<ssmax::detail::ComputeType<T>>(
-      {.q = t.q_view(), .k = t.k_view(), .v = t.v_view(), .out = t.out_view()}, scaling, Causal{}, pool);
+  attention({.q = t.q_view(), .k = t.k_view(), .v = t.v_view(), .out = t.out_view()}, scaling, Causal{},
+            pool);
   bool right = t.is_right();
 
-  const AttentionPlan<T, Causal> plan({.heads = heads,
-                                       .kv_heads = kv_heads,
-                                       .queries = keys,
-                                       .keys = keys,
-                                       .width = width,
-                                       .value_width = width},
-                                      Causal{});
+  const Plan plan({.q = t.q_view(), .k = t.k_view(), .v = t.v_view()}, 1, Causal{});
   std::vector<Line> memory((plan.bytes() + sizeof(Line) - 1) / sizeof(Line));
   plan.bind({.q = t.q_view(), .k = t.k_view(), .v = t.v_view(), .out = t.out_view()}, scaling)
       .run(std::as_writable_bytes(std::span(memory)));
@@ -63,8 +57,7 @@ bool attends(ThreadPool& pool) {
 
   KvCache<T> cache({.kv_heads = kv_heads, .width = width, .capacity = keys});
   cache.append(t.k_view(), t.v_view());
-  attention<ssmax::detail::ComputeType<T>>({.q = t.q_view(), .keys = cache, .out = t.out_view()}, scaling,
-                                           Causal{});
+  attention({.q = t.q_view(), .keys = cache, .out = t.out_view()}, scaling, Causal{});
   right = right && t.is_right();
 
   PagedKvCache<T> pages({.kv_heads = kv_heads, .width = width, .page = 16, .pages = 4});
@@ -72,8 +65,7 @@ bool attends(ThreadPool& pool) {
   const std::array<index_t, 3> token_shape{keys, kv_heads, width}, strides{width, keys * width, 1};
   pages.append(View<const T, 3>(t.k.data(), token_shape, strides),
                View<const T, 3>(t.v.data(), token_shape, strides), tokens);
-  attention<ssmax::detail::ComputeType<T>>({.q = t.q_view(), .keys = pages.source(ids), .out = t.out_view()},
-                                           scaling, Causal{});
+  attention({.q = t.q_view(), .keys = pages.source(ids), .out = t.out_view()}, scaling, Causal{});
   return right && t.is_right();
 }
 
@@ -90,7 +82,7 @@ bool has_gradients(ThreadPool& pool) {
        .dq = {dq.data(), q_shape},
        .dk = {dk.data(), k_shape},
        .dv = {dv.data(), k_shape}},
-      Softmax{}, Full{}, pool);
+      pool);
   float sum = 0;
   for (const float x : dv) sum += x;
   bool right = std::abs(sum - static_cast<float>(dout.size())) < 0.1F;

@@ -69,7 +69,7 @@ SSMAX_OPTIONAL_MEMBER(has_forgotten, "source of keys", forgotten, std::same_as<K
 SSMAX_OPTIONAL_MEMBER(has_layout, "source of keys", layout, std::same_as<std::uint64_t>,
                       "std::uint64_t layout() const")
 
-/// Whether a source says that it owns its keys.
+/// True for a source with `owns_keys`.
 template <class S>
 constexpr bool owns_keys = requires { requires S::owns_keys; };
 

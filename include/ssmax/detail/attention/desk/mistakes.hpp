@@ -1,6 +1,6 @@
 // Names the mistakes of calls, so that the compiler's first lines say them.
 //
-// A call with a mistake finds an overload that nobody can call: SSMAX_REFUSE. GCC prints the overload with the type
+// A call with a mistake selects an overload that ends with SSMAX_REFUSE. GCC prints the overload with the type
 // `Mistake`, whose name is the cause. Clang prints the text.
 #pragma once
 
@@ -99,7 +99,7 @@ consteval auto mistake_of() {
   }
 }
 
-/// Whether a call has a compute type and policies without mistakes.
+/// Returns true for a call with a compute type and policies without mistakes.
 template <class A, class... P>
 consteval bool is_call() {
   return (std::same_as<A, float> || std::same_as<A, double>)&&are_policies<P...>();

@@ -39,7 +39,7 @@ consteval int count_of() {
   return (0 + ... + int{Kind::template is<P>});
 }
 
-/// Whether each of the types is a policy of one kind, and no two are of the same kind.
+/// Returns true if each of the types is a policy of one kind, and no two are of the same kind.
 template <class... P>
 consteval bool are_policies() {
   return ((kinds_of<P>() == 1) && ...) && count_of<IsScaling, P...>() <= 1 && count_of<IsMask, P...>() <= 1 &&

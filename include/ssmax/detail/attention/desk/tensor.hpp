@@ -58,8 +58,8 @@ inline constexpr BackwardFunctions<A> backward_functions{compiled::run_backward<
 template <class X, class A>
 using OperandOf = std::conditional_t<std::same_as<X, bfloat16>, bfloat16, A>;
 
-// What the constructor of a tensor keeps of the storage type X, for each use of a tensor. The units that make a tensor
-// compile the functions: so drivers of bfloat16 come with queries, and with dout, of bfloat16.
+// Uses of a tensor. The constructor of a tensor keeps the functions of the storage type X for the use. The unit that
+// makes a tensor compiles these functions. So drivers of bfloat16 come with queries, and with dout, of bfloat16.
 
 template <class A>
 struct InputUse {

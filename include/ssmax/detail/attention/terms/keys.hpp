@@ -109,7 +109,7 @@ struct ViewKeys {
 template <class Compute>
 class AnyKeys {
  public:
-  /// Makes a reference to nothing.
+  /// Makes an empty reference.
   SSMAX_INLINE AnyKeys() = default;
   SSMAX_INLINE explicit AnyKeys(const ViewKeys<Compute>& views)
       : AnyKeys(views, views.k_type, views.v_type) {}
@@ -218,7 +218,7 @@ class AnyKeys {
   AnyKeyRun (*run_)(const void* source, index_t batch, index_t kv_head, index_t key) = nullptr;
   void (*find_rows_)(const void* source, index_t batch, index_t kv_head, KeyRange keys,
                      const std::byte** k_rows, const std::byte** v_rows) = nullptr;  // null: run by run
-  KeyRange (*forgotten_)(const void* source, index_t batch) = nullptr;               // null: none
+  KeyRange (*forgotten_)(const void* source, index_t batch) = nullptr;               // null: no position
   detail::SourceMemory (*memory_)(const void* source) = nullptr;                     // null: not known
 };
 

@@ -1,4 +1,4 @@
-// Defines StoredType, what the drivers know of the storage type of keys or values, and converts rows of the type.
+// Defines StoredType, the functions of a storage type of keys or values, and converts rows of the type.
 #pragma once
 
 #include <algorithm>
@@ -28,8 +28,8 @@ struct AnyKeyRun {
   StoredFactors k_factors{}, v_factors{};
 };
 
-/// The functions of the storage type of keys or values. Those of products are for few queries (kernels/decode.hpp) and
-/// null for your own types. `factors` are those of the keys or values, if the type has a factor per row.
+/// The functions of the storage type of keys or values. Functions of products are for few queries (kernels/decode.hpp),
+/// and null for your own types. `factors` are those of the keys or values, if the type has a factor per row.
 template <class Compute>
 struct StoredType {
   ElementKind kind = ElementKind::other;
