@@ -117,7 +117,7 @@ TEST_CASE("throws unless dsinks has one element per head", "[attention][backward
     gradients.dsinks = dsinks;
     ssmax::attention_backward(
         backward_with(backward_arguments_of(problem, output), AttentionOptions<float>{.sinks = of_sinks}),
-        gradients, Softmax{}, Full{});
+        gradients, Full{});
   };
   check_refused({"attention_backward: sinks has extent 3", "heads are 2"}, [&] { run(three, {}); });
   check_refused({"attention_backward: dsinks has extent 3", "heads are 2"}, [&] { run(sinks, three); });

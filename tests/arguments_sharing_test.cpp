@@ -172,13 +172,13 @@ TEST_CASE("a sink of +inf makes out 0 and lse +inf in attention, finish and deco
                         .v = problem.v_view(),
                         .state = state,
                         .all_keys = 50},
-                       Softmax{}, Causal{});
+                       Causal{});
       ssmax::finish<float>(state, to, to_lse, sinks);
       check();
       KvCache<float> cache({.kv_heads = 2, .width = 8, .value_width = 5, .capacity = 50});
       cache.append(problem.k_view(), problem.v_view());
       ssmax::attention({.q = problem.q_view(), .keys = cache, .out = to, .lse = to_lse, .sinks = sinks},
-                       Softmax{}, Causal{});
+                       Causal{});
       check();
     });
   }

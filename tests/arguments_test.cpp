@@ -114,14 +114,12 @@ TEST_CASE("masks and biases throw for overflowing strides", "[attention][argumen
   Call call;
   const View<const float, 4> bias(call.in.data(), {1, 2, 2, 3}, {0, most / 2, 3, 1});
   check_refused({"Bias: bias has extent 2 and stride " + text(most / 2)}, [&] {
-    ssmax::attention({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, Softmax{}, Full{},
-                     ssmax::Bias(bias));
+    ssmax::attention({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, ssmax::Bias(bias));
   });
   const bool yes[12]{};
   const ssmax::MaskMatrix mask(View<const bool, 4>(yes, {1, 2, 2, 3}, {0, least, 3, 1}));
-  check_refused({"MaskMatrix: visible", "stride " + text(least)}, [&] {
-    ssmax::attention({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, Softmax{}, mask);
-  });
+  check_refused({"MaskMatrix: visible", "stride " + text(least)},
+                [&] { ssmax::attention({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, mask); });
 }
 
 TEST_CASE("a window works on the largest possible number of keys with stride 0", "[attention][arguments]") {
@@ -138,7 +136,7 @@ TEST_CASE("a window works on the largest possible number of keys with stride 0",
                       .out = {out.data(), {1, 2, 1, 4}},
                       .lse = {lse.data(), {1, 2, 1}},
                       .scale = 0},
-                     Softmax{}, ssmax::SlidingWindow(7), Reverse{threads});
+                     ssmax::SlidingWindow(7), Reverse{threads});
     CHECK(out == std::vector<float>{1, 2, 3, 4, 1, 2, 3, 4});
     CHECK(std::abs(lse[0] - std::log(8.0F)) < 1e-6F);
   }
@@ -247,8 +245,8 @@ TEST_CASE("decode accepts any concurrency", "[decode][arguments]") {
   cache.append(problem.k_view(), problem.v_view());
   std::vector<float> expected(32), out(32);
   const auto run = [&](std::vector<float>& to, const auto& executor) {
-    ssmax::attention({.q = problem.q_view(), .keys = cache, .out = {to.data(), {1, 4, 1, 8}}}, Softmax{},
-                     Causal{}, executor);
+    ssmax::attention({.q = problem.q_view(), .keys = cache, .out = {to.data(), {1, 4, 1, 8}}}, Causal{},
+                     executor);
   };
   run(expected, ssmax::Serial{});
   for (const index_t threads : {least, index_t{0}, most}) {

@@ -303,7 +303,7 @@ TEST_CASE("dsinks is accumulated and optional", "[attention][backward][scores][s
       AttentionGradients<float> gradients = gradients_to(problem, result);
       if (wanted) gradients.dsinks = dsinks;
       ssmax::attention_backward(backward_with(backward_arguments_of(problem, output), options), gradients,
-                                Softmax{}, Causal{});
+                                Causal{});
       result.dsinks = expected.dsinks;
       CHECK(result == expected);
     }

@@ -187,7 +187,7 @@ TEST_CASE("attention throws for document positions beyond the rope", "[attention
   call.refuses({"q has position -2", "first is 0"}, ssmax::Documents(queries, short_keys, true), Identity{},
                {.rope = &enough});
   CHECK_NOTHROW(ssmax::attention(
-      {.q = call.q, .k = call.k, .v = call.v, .out = call.out, .lse = call.lse, .rope = &enough}, Softmax{},
+      {.q = call.q, .k = call.k, .v = call.v, .out = call.out, .lse = call.lse, .rope = &enough},
       ssmax::Documents(queries, keys, true)));
 }
 

@@ -23,7 +23,7 @@ struct PartialCall : Memory {
   void run(const M& mask = {}, const AttentionOptions<float>& options = {}) {
     ssmax::attention(
         with({.q = q, .k = k, .v = v, .state = state, .first_key = first_key, .all_keys = keys}, options),
-        Softmax{}, mask);
+        mask);
   }
   template <class M = Full>
   void refuses(std::initializer_list<std::string_view> words, const M& mask = {},

@@ -176,7 +176,7 @@ TEST_CASE("attention_partial allocates for the keys of the call, not for all key
          .state = {{shift.data(), {1, 1, 20}}, {sum.data(), {1, 1, 20}}, {o.data(), {1, 1, 20, 8}}},
          .first_key = first_key,
          .all_keys = keys},
-        ssmax::Softmax{}, ssmax::Full{}, pool);
+        pool);
     return std::pair(allocated_bytes() - before, o);
   };
   const auto expected = call(0, held);

@@ -164,9 +164,7 @@ TEST_CASE("a mask that shows keys which a ring has forgotten is refused", "[deco
   const KvCache<float> ring = filled<float>(data, nullptr, 12, true);  // the second one keeps 8 … 19
   Output<float> result(data.shape);
   const Output<float> untouched = result;
-  const auto call = [&](const auto& mask) {
-    attention(over(arguments_of(data, result), ring), Softmax{}, mask);
-  };
+  const auto call = [&](const auto& mask) { attention(over(arguments_of(data, result), ring), mask); };
   check_refused({"ssmax::attention: mask shows key 0", "stores keys [0, 8)"}, [&] { call(Causal{}); });
   check_refused({"mask shows key 0", "stores keys [0, 8)"}, [&] { call(ssmax::Full{}); });
   // The first of three queries is at 17.
@@ -194,9 +192,7 @@ TEST_CASE("a mask that shows keys between the first ones and the last ones of a 
   const KvCache<float> ring = filled<float>(data, nullptr, 12, true, 4);  // the second one forgets 4 … 11
   Output<float> result(data.shape);
   const Output<float> untouched = result;
-  const auto call = [&](const auto& mask) {
-    attention(over(arguments_of(data, result), ring), Softmax{}, mask);
-  };
+  const auto call = [&](const auto& mask) { attention(over(arguments_of(data, result), ring), mask); };
   const auto where = [](index_t first, index_t window) {
     return Causal{} & ssmax::Where([=](const Query& query, index_t key) {
              return key < first || key > query.position() - window;
@@ -231,7 +227,7 @@ TEST_CASE("a source names the keys that it has forgotten", "[decode][key_source]
   Output<float> result(data.shape);
   const auto call = [&](auto&& shows) {
     attention({.q = data.q_view(), .keys = TwoGaps{{cache}}, .out = {result.out.data(), {1, 1, 1, 4}}},
-              Softmax{}, Causal{} & ssmax::Where([=](const Query&, index_t key) { return shows(key); }));
+              Causal{} & ssmax::Where([=](const Query&, index_t key) { return shows(key); }));
   };
   check_refused({"mask shows key 2", "stores keys [0, 3)"},
                 [&] { call([](index_t key) { return key == 2; }); });

@@ -154,8 +154,7 @@ TEST_CASE("attention_partial reports its path; a state that continues does not t
                               .state = {shift.lse_view(), sum.lse_view(), sum.out_view()},
                               .continues = continues,
                               .first_key = first_key,
-                              .all_keys = keys},
-                             ssmax::Softmax{}, Full{});
+                              .all_keys = keys});
     check(explanation, "attention_partial", Path::prefill, reason);
   };
   // The number of all keys counts, not those of the part.
@@ -219,7 +218,7 @@ TEST_CASE("a call without queries has no path, and overwrites an older explanati
   const Problem<float> problem(shape_of(0, 10));
   Output<float> none(problem.shape);
   ssmax::attention(with(arguments_of(problem, none), AttentionOptions<float>{.explanation = &explanation}),
-                   ssmax::Softmax{}, Full{});
+                   Full{});
   check(explanation, "attention", Path::none, "");
   CHECK(explanation.tasks == 0);
   CHECK(to_string(explanation) == "ssmax::attention: path=none");
@@ -231,7 +230,7 @@ TEST_CASE("an explanation changes no result", "[attention][explain][bfloat16]") 
       INFO(target << ' ' << name_of(shape));
       const Problem<bfloat16> problem(shape);
       Output<bfloat16> output(shape);  // of a call without an explanation
-      ssmax::attention(arguments_of(problem, output), ssmax::Softmax{}, Causal{});
+      ssmax::attention(arguments_of(problem, output), Causal{});
       CHECK(run(problem, ssmax::Softmax{}, Causal{}) == output);
     }
   });

@@ -39,7 +39,7 @@ struct Mixed {
                              .out = expected.alone(b),
                              .lse = expected_lse.numbers_alone(b),
                              .explanation = &explanation},
-                            LogN{}, Causal{}, Identity{});
+                            LogN{}, Causal{});
       paths.insert(explanation.path);
     }
   }
@@ -57,7 +57,7 @@ struct Mixed {
                            .workspace = workspace,
                            .lengths = sequences.lengths(),
                            .explanation = explanation},
-                          LogN{}, Causal{}, Identity{}, executor);
+                          LogN{}, Causal{}, executor);
   }
 
   template <class E>

@@ -16,7 +16,7 @@ struct Call : Tensors {
 
   void views(const Options& options) {
     attention(with({.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)}, options),
-              Softmax{}, Full{});
+              Full{});
   }
   void partial(const Options& options) {
     attention(with({.q = view(q),
@@ -25,20 +25,20 @@ struct Call : Tensors {
                     .state = {rows(shift), rows(sum), view(out)},
                     .all_keys = n},
                    options),
-              Softmax{}, Full{});
+              Full{});
   }
   void backward(const Options& options) {
     views({});
     attention_backward(
         backward_with({.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)},
                       options),
-        {.dout = view(gradient), .dq = view(dq), .dk = view(dk), .dv = view(dv)}, Softmax{}, Full{});
+        {.dout = view(gradient), .dq = view(dq), .dk = view(dk), .dv = view(dv)}, Full{});
   }
   void source(const Options& options) {
-    attention(with({.q = view(q), .keys = cache, .out = view(out)}, options), Softmax{}, Full{});
+    attention(with({.q = view(q), .keys = cache, .out = view(out)}, options), Full{});
   }
   void decoded(const Options& options) {
-    attention(with({.q = view(q), .keys = cache, .out = view(out)}, options), Softmax{}, Causal{});
+    attention(with({.q = view(q), .keys = cache, .out = view(out)}, options), Causal{});
   }
   void plan(const Options& options) {
     (void)Plan<float>(with({.q = view(q), .k = view(q), .v = view(q)}, options));

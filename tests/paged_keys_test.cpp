@@ -199,8 +199,7 @@ TEST_CASE("results that overlap the pool are refused, and keys in a gap must be 
   const PagedKeys keys(k, k, PageTable<int>(View<const int, 2>(table.data(), {1, 3}), std::span(lengths)));
   const auto call = [&](float* result, const auto& mask) {
     return [&, result, mask] {
-      ssmax::attention({.q = {q.data(), {1, 1, 1, 8}}, .keys = keys, .out = {result, {1, 1, 1, 8}}},
-                       ssmax::Softmax{}, mask);
+      ssmax::attention({.q = {q.data(), {1, 1, 1, 8}}, .keys = keys, .out = {result, {1, 1, 1, 8}}}, mask);
     };
   };
   check_refused({"ssmax::attention: out", "overlaps"}, call(memory.data() + 16, ssmax::SinkWindow{8, 10}));

@@ -539,7 +539,7 @@ TEST_CASE("results that overlap the pool of a paged cache are refused", "[paged_
   check_refused({"ssmax::attention: out", "overlaps"}, [&] {
     ssmax::attention(
         {.q = {rows.data(), {1, 1, 1, 8}}, .keys = cache.source(ids), .out = {pool + 100, {1, 1, 1, 8}}},
-        ssmax::Softmax{}, ssmax::Causal{});
+        ssmax::Causal{});
   });
 }
 

@@ -136,7 +136,7 @@ TEST_CASE("rounded_rotation has the gradients of rotated and rounded rows, rotat
                              .out = out.view(),
                              .lse = {lse.data(), {1, 1, n}}},
                             options),
-                       ssmax::Softmax{}, Causal{});
+                       Causal{});
       Gradients g{out, out, out};
       ssmax::attention_backward(
           backward_with({.q = queries.view(),
@@ -145,8 +145,7 @@ TEST_CASE("rounded_rotation has the gradients of rotated and rounded rows, rotat
                          .out = std::as_const(out).view(),
                          .lse = {lse.data(), {1, 1, n}}},
                         options),
-          {.dout = dout.view(), .dq = g.dq.view(), .dk = g.dk.view(), .dv = g.dv.view()}, ssmax::Softmax{},
-          Causal{});
+          {.dout = dout.view(), .dq = g.dq.view(), .dk = g.dk.view(), .dv = g.dv.view()}, Causal{});
       return g;
     };
     const Gradients got = gradients(q, k, {.rope = &rope, .rounded_rotation = true}),

@@ -150,7 +150,7 @@ TEST_CASE("queries that see the same keys have multipliers of their own position
                             .out = {out.data(), {1, 1, queries, 4}},
                             .lse = View<double, 3>(lse.data(), {1, 1, queries}),
                             .scale = 1},
-                           OfPosition{}, Full{}, ssmax::Identity{});
+                           OfPosition{});
   check();
 }
 
@@ -171,7 +171,7 @@ TEST_CASE("a scaling by position has its gradient by position", "[attention][bac
        .dq = {dq.data(), {1, 1, 3, 8}},
        .dk = {dk.data(), {1, 1, 3, 8}},
        .dv = {dv.data(), {1, 1, 3, 8}}},
-      Learns{&dc}, Full{});
+      Learns{&dc});
   CHECK(dc == std::vector<double>{1, 1, 1});
 }
 

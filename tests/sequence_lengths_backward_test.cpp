@@ -148,14 +148,14 @@ TEST_CASE("lengths: dbias counts from the start of each sequence, and may be sum
                  .v = v.alone(b),
                  .out = out.alone(b),
                  .lse = lse.numbers_alone(b)},
-                Softmax{}, Causal{}, own_bias);
+                Causal{}, own_bias);
       attention_backward({.q = q.alone(b),
                           .k = k.alone(b),
                           .v = v.alone(b),
                           .out = in.alone(b),
                           .lse = in_lse.numbers_alone(b)},
                          {.dout = q.alone(b), .dq = g.dq.alone(b), .dk = g.dk.alone(b), .dv = g.dv.alone(b)},
-                         Softmax{}, Causal{},
+                         Causal{},
                          own_bias.gradient(View<float, 4>(alone.data() + b * strides[0], own, strides)));
     }
     attention_backward({.q = q.view(),
@@ -164,9 +164,8 @@ TEST_CASE("lengths: dbias counts from the start of each sequence, and may be sum
                         .out = in.view(),
                         .lse = in_lse.numbers(),
                         .lengths = sequences.lengths()},
-                       {.dout = q.view(), .dq = h.dq.view(), .dk = h.dk.view(), .dv = h.dv.view()}, Softmax{},
-                       Causal{}, Bias(bias).gradient(View<float, 4>(together.data(), extents, strides)),
-                       three);
+                       {.dout = q.view(), .dq = h.dq.view(), .dk = h.dk.view(), .dv = h.dv.view()}, Causal{},
+                       Bias(bias).gradient(View<float, 4>(together.data(), extents, strides)), three);
     CHECK(h == g);
     CHECK(same_bits(together, alone));
   }
@@ -189,7 +188,7 @@ TEST_CASE("lengths: gradients of a part are refused", "[attention][backward][len
          .first_key = 2,
          .all_keys = 5},
         {.dout = view, .dq = {dq.data(), extents}, .dk = {dk.data(), extents}, .dv = {dv.data(), extents}},
-        Softmax{}, Causal{});
+        Causal{});
   });
   CHECK(
       message ==

@@ -194,7 +194,7 @@ TEST_CASE("lengths of queries over a source: refused before anything is written"
                      .v = view,
                      .out = {out.data(), {1, 1, 5, 4}},
                      .lengths = SequenceLengths::packed_queries(cumulative)},
-                    Softmax{}, Causal{});
+                    Causal{});
         }) == "ssmax::attention: lengths.queries have extent 3, lengths.keys have 0");
 }
 

@@ -154,7 +154,7 @@ std::string refusal_of(const SequenceLengths& lengths, index_t batch, index_t ro
   const View<const float, 4> view(in.data(), {batch, 1, rows, 4});
   const std::string message = refusal([&] {
     attention({.q = view, .k = view, .v = view, .out = {out.data(), {batch, 1, rows, 4}}, .lengths = lengths},
-              Softmax{}, Causal{});
+              Causal{});
   });
   CHECK(std::ranges::all_of(out, [](float x) { return x == -77.0F; }));
   return message;
@@ -196,7 +196,7 @@ TEST_CASE("the masks Lengths and Documents are refused with lengths", "[attentio
                  .v = view,
                  .out = {out.data(), {2, 1, 3, 4}},
                  .lengths = SequenceLengths::padded(rows)},
-                Softmax{}, mask);
+                mask);
     });
   };
   const std::string refused =

@@ -272,7 +272,7 @@ Output<T> decoded(const Problem<T>& problem, const K& keys, const S& scaling, co
   attention<Compute<T>>(
       with({.q = problem.q_view(), .keys = keys, .out = result.out_view(), .lse = result.lse_view()},
            options),
-      scaling, mask, Identity{});
+      scaling, mask);
   return result;
 }
 

@@ -287,8 +287,7 @@ void refuse_cache(Random& random, std::string& words) {
     words = "decode refuses a key_position";
   }
   refusals.expect([&] {
-    ssmax::attention(ssmax::with({.q = q, .keys = cache, .out = out, .lse = lse}, options), ssmax::Softmax{},
-                     ssmax::Causal{});
+    ssmax::attention(ssmax::with({.q = q, .keys = cache, .out = out, .lse = lse}, options), ssmax::Causal{});
   });
 }
 

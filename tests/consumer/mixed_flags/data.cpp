@@ -99,8 +99,7 @@ void use_data() {
              .explanation = &explanation},
             learns, where, bias_learns, pool);
   attention_backward({.q = view, .k = view, .v = view, .out = result, .lse = rows},
-                     {.dout = view, .dq = result, .dk = result, .dv = result}, learns, Causal{}, composed,
-                     Serial{});
+                     {.dout = view, .dq = result, .dk = result, .dv = result}, learns, Causal{}, composed);
   KvCache<half> cache(KvCacheOptions{.batch = 1, .kv_heads = 1, .width = 1, .capacity = 1});
   attention({.q = view, .keys = cache, .out = result}, scaling, Causal{}, composed, pool);
   softmax(View<const float, 2>(numbers.data(), {4, 4}), View<float, 2>(numbers.data(), {4, 4}), scaling,
