@@ -56,10 +56,10 @@ Output<T> run_over(const K& source, const Problem<T>& problem, const S& scaling,
   Output<T> result(problem.shape);
   AttentionOptions<T> explained = options;
   explained.explanation = &result.explanation;
-  ssmax::attention<Compute<T>>(
-      with({.q = problem.q_view(), .keys = source, .out = result.out_view(), .lse = result.lse_view()},
-           explained),
-      scaling, mask, score, executor);
+  AttentionArguments<Compute<T>> a{
+      .q = problem.q_view(), .keys = source, .out = result.out_view(), .lse = result.lse_view()};
+  a.more_queries_than_keys = true;
+  ssmax::attention<Compute<T>>(with(a, explained), executor, mask, scaling, score);
   return result;
 }
 
@@ -172,16 +172,87 @@ TEST_CASE("a rope rotates by the positions of the mask, as for views", "[attenti
   });
 }
 
-TEST_CASE("attention over a cache is bit-identical to decode", "[attention][key_source]") {
-  const Problem<float> problem({2, 4, 2, 40, 300, 8, 5});
-  KvCache<float> cache({.batch = 2, .kv_heads = 2, .width = 8, .value_width = 5, .capacity = 300});
-  const std::array<index_t, 2> lengths{300, 41};
-  cache.append(problem.k_view(), problem.v_view(), nullptr, lengths);
-  Output<float> expected(problem.shape);
+TEST_CASE("a source with several new positions needs a mask, and the keys of the positions",
+          "[attention][key_source][errors]") {
+  const Problem<float> problem({1, 2, 1, 3, 4, 8, 5});
+  const Pages<float> pages(problem, 2);
+  Output<float> result(problem.shape);
+  AttentionArguments<float> a{.q = problem.q_view(), .keys = pages, .out = result.out_view()};
+  CHECK(refusal([&] { ssmax::attention(a, ssmax::LogN{}); }) ==
+        "ssmax::attention: no mask is given for the 3 queries of sequence 0 of a source: pass Causal{} (new "
+        "positions) or Full{} (every query sees every key)");
+  CHECK(
+      refusal([&] { const ssmax::Plan plan(a, 1); }).starts_with("ssmax::Plan: no mask is given for the 3"));
+  CHECK(result == Output<float>(problem.shape));
+  Pages<float> fewer = pages;
+  fewer.extents.keys = 2;
+  a.keys = fewer;
+  CHECK(refusal([&] { ssmax::attention(a, Causal{}); }) ==
+        "ssmax::attention: q has 3 positions of sequence 0, which has 2 keys: append the keys first, or set "
+        "more_queries_than_keys");
+  a.more_queries_than_keys = true;
+  CHECK(refusal([&] { ssmax::attention(a, Causal{}); }) == "(nothing was thrown)");
+  a.q = {problem.q.data(), {1, 2, 1, 8}};
+  a.out = {result.out.data(), {1, 2, 1, 5}};
+  CHECK(refusal([&] { ssmax::attention(a); }) == "(nothing was thrown)");
+}
+
+TEST_CASE("a call over a source refuses what belongs to views and to states",
+          "[attention][key_source][errors]") {
+  const Problem<float> problem({1, 2, 1, 3, 4, 8, 5});
+  const Pages<float> pages(problem, 2);
+  Output<float> result(problem.shape);
+  const AttentionArguments<float> fits{.q = problem.q_view(), .keys = pages, .out = result.out_view()};
+  const auto message = [&](const auto& change) {
+    AttentionArguments<float> a = fits;
+    change(a);
+    const std::string planned = refusal([&] { const ssmax::Plan plan(a, 1, Causal{}); });
+    const std::string called = refusal([&] { ssmax::attention(a, Causal{}); });
+    CHECK(called.substr(called.find(':', 8)).substr(0, 12) ==
+          planned.substr(planned.find(':', 8)).substr(0, 12));
+    return called;
+  };
+  CHECK(message([&](auto& a) {
+          a.k = problem.k_view();
+        }).ends_with("k and keys are given, must be one of them"));
+  CHECK(message([&](auto& a) {
+          a.v = problem.v_view();
+        }).ends_with("v and keys are given, must be one of them"));
+  CHECK(message([&](auto& a) { a.state.sum = result.lse_view(); }).find("state is given") !=
+        std::string::npos);
+  CHECK(message([](auto& a) { a.first_key = 1; }).ends_with("first_key is 1, without a state it must be 0"));
+  CHECK(message([](auto& a) {
+          a.all_queries = 9;
+        }).ends_with("all_queries is 9, without a state it must be 0"));
+  CHECK(
+      message([](auto& a) { a.continues = true; }).ends_with("continues is 1, without a state it must be 0"));
+}
+
+/// Arguments whose source was a temporary.
+AttentionArguments<float> over_pages(const Problem<float>& problem, Output<float>& output,
+                                     const std::vector<std::int32_t>& table,
+                                     const std::vector<std::int64_t>& lengths) {
+  const View<const float, 4> k(problem.k.data(), {4, 75, 1, 8}), v(problem.v.data(), {4, 75, 1, 8});
+  AttentionArguments<float> a{.q = problem.q_view()};
+  a.keys = PagedKeys(k, v, PageTable(View<const std::int32_t, 2>(table.data(), {1, 4}), lengths));
+  a.out = output.out_view();
+  return a;
+}
+
+TEST_CASE("named arguments keep a source that was a temporary", "[attention][key_source]") {
+  const Problem<float> problem({1, 2, 1, 40, 300, 8, 8});
+  const std::vector<std::int32_t> table{-1, 1, 2, 3};  // PagedKeys with a gap owns memory
+  const std::vector<std::int64_t> lengths{300};
+  Output<float> got(problem.shape), expected(problem.shape);
+  const AttentionArguments<float> named = over_pages(problem, got, table, lengths);
+  AttentionArguments<float> copy = named;
+  copy.keys = Keys<float>();
+  copy.keys = named.keys;
+  ssmax::attention(copy, ssmax::SlidingWindow(150));
   ssmax::attention(
-      {.q = problem.q_view(), .keys = cache, .out = expected.out_view(), .lse = expected.lse_view()},
-      SSMax<float>{0.4f}, ssmax::Causal{});
-  CHECK(run_over(cache, problem, SSMax<float>{0.4f}, Causal{}, ssmax::Identity{}) == expected);
+      {.q = problem.q_view(), .k = problem.k_view(), .v = problem.v_view(), .out = expected.out_view()},
+      ssmax::SlidingWindow(150));
+  CHECK(same_bits(got.out, expected.out));
 }
 
 /// A source with a length near the largest one, and no memory.
