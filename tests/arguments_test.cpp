@@ -191,11 +191,11 @@ TEST_CASE("a ring throws before its positions overflow", "[arguments]") {
   CHECK(ring.length(0) == most / 2);
 }
 
-TEST_CASE("attention_partial throws for an overflowing number of keys", "[attention][arguments]") {
+TEST_CASE("a state throws for an overflowing number of keys", "[attention][arguments]") {
   Call call;
   const AttentionState<float> state{
       {call.to.data(), {1, 2, 2}}, {call.to.data() + 8, {1, 2, 2}}, {call.to.data() + 16, {1, 2, 2, 4}}};
-  check_refused({"attention_partial: keys are " + text(most), text(most / 2)}, [&] {
+  check_refused({"attention: all_keys are " + text(most), text(most / 2)}, [&] {
     ssmax::attention(
         {.q = call.q, .k = call.k, .v = call.v, .state = state, .first_key = most - 3, .all_keys = most});
   });

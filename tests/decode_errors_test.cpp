@@ -42,22 +42,22 @@ struct Call {
 constexpr auto refuses = untouched_memory::refuses<Call>;
 
 TEST_CASE("decode refuses queries whose positions the cache does not have", "[decode]") {
-  Call({7, 2}).refuses({"ssmax::attention: q has positions 3", "2"});
-  Call({2, 7}).refuses({"q has positions 3", "2"});
-  Call({0, 7}).refuses({"q has positions 3", "0"});
-  Call({0, 0}).refuses({"q has positions 3", "0"});
-  Call({0, 0}).refuses({"q has positions 3", "0"}, Softmax{}, ssmax::Full{});
+  Call({7, 2}).refuses({"ssmax::attention: q has 3 positions", "2"});
+  Call({2, 7}).refuses({"q has 3 positions", "2"});
+  Call({0, 7}).refuses({"q has 3 positions", "0"});
+  Call({0, 0}).refuses({"q has 3 positions", "0"});
+  Call({0, 0}).refuses({"q has 3 positions", "0"}, Softmax{}, ssmax::Full{});
   CHECK_NOTHROW(Call({3, 3}).run());
   Call cleared({7, 4});
   cleared.cache.clear();
-  cleared.refuses({"q has positions 3", "0"});
+  cleared.refuses({"q has 3 positions", "0"});
 }
 
 TEST_CASE("decode throws for shapes that do not fit, before the first write", "[decode]") {
   Call fits;
   CHECK_NOTHROW(fits.run());
   CHECK(std::ranges::count(fits.outputs, -77.F) == 600 - 144 - 24);
-  refuses({"decode: k has extent 2 in dimension 0", "q has 1"}, [](Call& c) { c.q = {c.in, {1, 4, 3, 8}}; });
+  refuses({"attention: k has extent 2 in dimension 0", "q has 1"}, [](Call& c) { c.q = {c.in, {1, 4, 3, 8}}; });
   refuses({"q has heads 3", "multiple", "2"}, [](Call& c) { c.q = {c.in, {2, 3, 3, 8}}; });
   refuses({"k has extent 8 in dimension 3", "q has 7"}, [](Call& c) { c.q = {c.in, {2, 4, 3, 7}}; });
   refuses({"out has extent 8 in dimension 3", "v has 6"}, [](Call& c) { c.out = {c.to, {2, 4, 3, 8}}; });

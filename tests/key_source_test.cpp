@@ -221,8 +221,10 @@ TEST_CASE("a source that does not fit the queries is refused", "[decode][key_sou
   CHECK(message() == "(nothing was thrown)");
   CHECK(refusal([&] { decoded(WithoutLast{{cache}}, 1, Causal{}, ssmax::Serial{}); }) ==
         "ssmax::attention: k stores keys up to 1299, the length is 1300");
-  CHECK(refusal([&] { decoded(pages, 61, Causal{}, ssmax::Serial{}); }) ==
-        "ssmax::attention: q has positions 61, a sequence of the cache has 60");
+  CHECK(
+      refusal([&] { decoded(pages, 61, Causal{}, ssmax::Serial{}); }) ==
+      "ssmax::attention: q has 61 positions of sequence 1, which has 60 keys: append the keys first, or set "
+      "more_queries_than_keys");
 }
 
 }  // namespace key_source_test

@@ -11,6 +11,15 @@
 #include "../../../view.hpp"
 #include "stored_products.hpp"
 
+SSMAX_BEGIN_SHARED
+
+/// The memory of the keys, and of the values, of a source.
+struct SourceMemory {
+  std::span<const std::byte> k, v;
+};
+
+SSMAX_END
+
 SSMAX_BEGIN_DETAIL
 
 template <class S>
@@ -48,10 +57,6 @@ KeyRange forgotten_in(const void* source, index_t batch) {
   return static_cast<const S*>(source)->forgotten(batch);
 }
 
-/// The memory of the keys, and of the values, of a source.
-struct SourceMemory {
-  std::span<const std::byte> k, v;
-};
 template <class S>
 SourceMemory memory_in(const void* source) {
   const auto [k, v] = static_cast<const S*>(source)->memory();
@@ -143,9 +148,7 @@ class AnyKeys {
     return forgotten_ == nullptr ? KeyRange{} : forgotten_(source_, batch);
   }
   /// Returns the memory of keys and values, if the source tells it.
-  SSMAX_INLINE detail::SourceMemory memory() const {
-    return memory_ == nullptr ? detail::SourceMemory{} : memory_(source_);
-  }
+  SSMAX_INLINE SourceMemory memory() const { return memory_ == nullptr ? SourceMemory{} : memory_(source_); }
   SSMAX_INLINE AnyKeyRun run(index_t batch, index_t kv_head, index_t key) const {
     return run_(source_, batch, kv_head, key);
   }
@@ -219,7 +222,7 @@ class AnyKeys {
   void (*find_rows_)(const void* source, index_t batch, index_t kv_head, KeyRange keys,
                      const std::byte** k_rows, const std::byte** v_rows) = nullptr;  // null: run by run
   KeyRange (*forgotten_)(const void* source, index_t batch) = nullptr;               // null: no position
-  detail::SourceMemory (*memory_)(const void* source) = nullptr;                     // null: not known
+  SourceMemory (*memory_)(const void* source) = nullptr;                             // null: not known
 };
 
 SSMAX_END
