@@ -59,8 +59,8 @@ struct Listed {
     const Identity score;
     const UserVariant<Compute, Softmax, Full, Identity> variant(scaling, mask, score);
     const QueryTensor<Compute> of_view(view);
-    const auto problem = called_by(
-        "list", options, make_source_problem<Full, Compute>(of_view, AnyKeys<Compute>(pages), options));
+    const auto problem =
+        make_source_problem<Full, Compute>("list", of_view, AnyKeys<Compute>(pages), options);
     of_view.functions()->make_list(problem, variant, Result<Compute>{}, threads, memory, list);
     check_cover(problem);
   }

@@ -280,9 +280,8 @@ void decode(Communicator& comm, const Layout& layout, index_t length,
   const detail::DecodeOverRanks<T> call{
       "mpi::decode", comm, layout, a, options, variant, detail::AnyExecutor(executor)};
   const detail::ChunkOfKeys<KvCache<K, V>> none{cache, length, 0, {}};
-  const auto problem = detail::called_by(
-      call.function, options,
-      detail::make_source_problem<M, A>(shared::InputRows<A>(a.q), shared::AnyKeys<A>(none), options));
+  const auto problem = detail::make_source_problem<M, A>(call.function, shared::InputRows<A>(a.q),
+                                                         shared::AnyKeys<A>(none), options);
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
   std::int64_t policies = 0;
   const detail::Complaint complaint = detail::complaint_of(call.function, [&] {

@@ -29,15 +29,25 @@ class AnyView {
         rank_(Rank),
         element_bytes_(sizeof(T)) {}
 
-  const void* data() const { return data_; }
-  int rank() const { return rank_; }
-  index_t element_bytes() const { return element_bytes_; }
-  index_t extent(int i) const { return extents_[i]; }
-  index_t stride(int i) const { return strides_[i]; }
-  bool empty() const {
+  SSMAX_INLINE const void* data() const { return data_; }
+  SSMAX_INLINE int rank() const { return rank_; }
+  SSMAX_INLINE index_t element_bytes() const { return element_bytes_; }
+  SSMAX_INLINE index_t extent(int i) const { return extents_[i]; }
+  SSMAX_INLINE index_t stride(int i) const { return strides_[i]; }
+  SSMAX_INLINE bool empty() const {
     bool empty = false;
-    for (int i = 0; i < rank_; ++i) empty |= extents_[i] == 0;
+    for_each_dimension([&](int i) { empty |= extents_[i] == 0; });
     return empty;
+  }
+  /// Calls f(i) for each dimension. Unrolled for tensors of attention: half the time of a loop.
+  template <class F>
+  SSMAX_INLINE void for_each_dimension(const F& f) const {
+    if (rank_ == 4) {
+      SSMAX_UNROLL
+      for (int i = 0; i < 4; ++i) f(i);
+    } else {
+      for (int i = 0; i < rank_; ++i) f(i);
+    }
   }
   index_t size() const {
     std::size_t size = 1;
@@ -103,10 +113,10 @@ inline bool is_small(const AnyView& view) {
   constexpr int of_extent = digits / 4,
                 of_stride = digits - 6 - of_extent;  // 4 extents × 8 bytes: 5 bits, and 1 spare
   std::size_t extents = 0, strides = 0;
-  for (int i = 0; i < view.rank(); ++i) {
+  view.for_each_dimension([&](int i) {
     extents |= static_cast<std::size_t>(view.extent(i));
     strides |= static_cast<std::size_t>(view.stride(i) < 0 ? ~view.stride(i) : view.stride(i));
-  }
+  });
   return extents >> of_extent == 0 && strides >> of_stride == 0;
 }
 
@@ -182,10 +192,11 @@ struct Bytes {
 
 inline Bytes span_of(const AnyView& view) {
   index_t low = 0, high = 1;
-  for (int i = 0; i < view.rank(); ++i) {
+  view.for_each_dimension([&](int i) {
     const index_t reach = (view.extent(i) - 1) * view.stride(i);
-    (reach < 0 ? low : high) += reach;
-  }
+    low += reach < 0 ? reach : 0;
+    high += reach < 0 ? 0 : reach;
+  });
   const auto base = reinterpret_cast<std::uintptr_t>(view.data());
   const index_t size = view.element_bytes();
   return {base + static_cast<std::uintptr_t>(low * size), base + static_cast<std::uintptr_t>(high * size)};

@@ -69,7 +69,7 @@ Problem<ComputeType<T>> problem_of_heads(const RankCall<T, A, V>& call, const Wh
                                          const ViewKeys<ComputeType<T>>& keys, index_t first) {
   const InputRows<ComputeType<T>> q{View<const T, 4>(whole.q)};
   return heads_among(
-      called_by(call.function, call.options, make_problem(q, AnyKeys<ComputeType<T>>(keys), call.options)),
+      make_problem(call.function, q, AnyKeys<ComputeType<T>>(keys), call.options),
       first, call.shape().heads);
 }
 

@@ -65,7 +65,7 @@ Problem<ComputeType<T>> whole_problem(const RankCall<T, A, V>& call) {
   check_no_lengths(call.function, call.options.lengths);
   const AnyKeys<ComputeType<T>> keys(call.whole_keys);
   const InputRows<ComputeType<T>> q(call.a.q);
-  return queries_among(called_by(call.function, call.options, make_problem(q, keys, call.options)), 0,
+  return queries_among(make_problem(call.function, q, keys, call.options), 0,
                        call.layout.positions());
 }
 

@@ -17,37 +17,46 @@ double logit_scale(const Options& options, index_t d) {
   return options.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<index_t>(d, 1))));
 }
 
-/// Returns the problem of all queries of a call. The source of `keys` must outlive the result.
+/// Fills the problem of all queries of a call, but not its keys.
 template <class A, class Options>
-Problem<A> make_problem(const InputRows<A>& q, const AnyKeys<A>& keys, const Options& options) {
-  Problem<A> problem{.q = addressable(q),
-                     .keys = keys,
-                     .scale = logit_scale(options, q.extent(3)),
-                     .key_position = options.key_position,
-                     .float_products = options.float_products,
-                     .rounded_rotation = options.rounded_rotation,
-                     .batch_invariant = options.batch_invariant,
-                     .lengths = options.lengths};
+void build_problem(const char* function, const InputRows<A>& q, const Options& options, Problem<A>& problem) {
+  problem.q = q;
+  problem.q.make_addressable();
+  problem.scale = logit_scale(options, q.extent(3));
+  problem.key_position = options.key_position;
+  problem.float_products = options.float_products;
+  problem.rounded_rotation = options.rounded_rotation;
+  problem.batch_invariant = options.batch_invariant;
+  problem.lengths = options.lengths;
+  problem.caller = {function, options.explanation};
   if (options.rope != nullptr) problem.rope = options.rope->tables();
   if (problem.rope.cosine != nullptr) problem.rotation = Rotation::in_call;
-  return problem;
 }
 
-/// Returns the problem of all queries of a call over a source of keys. The keys were rotated when they were stored.
-/// Exception: `rotate_source_keys` rotates the keys in the call.
+/// Fills the problem of all queries of a call over a source of keys, which `problem.keys` has. The keys were rotated
+/// when they were stored. Exception: `rotate_source_keys` rotates the keys in the call.
 template <class M, class A, class Options>
-Problem<A> make_source_problem(const InputRows<A>& q, const AnyKeys<A>& keys, const Options& options) {
-  Problem<A> problem = make_problem(q, keys, options);
+void build_source_problem(const char* function, const InputRows<A>& q, const Options& options,
+                          Problem<A>& problem) {
+  build_problem(function, q, options, problem);
   if (problem.has_rope() && !options.rotate_source_keys)
     problem.rotation = rotated_to_positions<M> ? Rotation::stored_by_mask : Rotation::stored;
   problem.in_cache = true;
-  return problem;
 }
 
-/// Returns the problem with the name of the public function and the place of its explanation.
+/// Returns the problem of all queries of a call. The source of `keys` must outlive the result.
 template <class A, class Options>
-Problem<A> called_by(const char* function, const Options& options, Problem<A> problem) {
-  problem.caller = {function, options.explanation};
+Problem<A> make_problem(const char* function, const InputRows<A>& q, const AnyKeys<A>& keys,
+                        const Options& options) {
+  Problem<A> problem{.keys = keys};
+  build_problem(function, q, options, problem);
+  return problem;
+}
+template <class M, class A, class Options>
+Problem<A> make_source_problem(const char* function, const InputRows<A>& q, const AnyKeys<A>& keys,
+                               const Options& options) {
+  Problem<A> problem{.keys = keys};
+  build_source_problem<M>(function, q, options, problem);
   return problem;
 }
 
@@ -67,13 +76,21 @@ auto keys_of(const Arguments& a) {
                  a.lengths);
 }
 
-/// Returns the problem of a call over keys in views.
+/// Fills the problem of a call over keys in views, with the positions of its queries.
+template <class A, class Arguments>
+void build_views_problem(const char* function, const Arguments& a, const ViewKeys<A>& keys,
+                         Problem<A>& problem) {
+  problem.keys = AnyKeys<A>(keys);
+  build_problem<A>(function, a.q, a, problem);
+  const index_t last = a.first_query + a.q.extent(2);
+  problem.first_query = a.first_query;
+  problem.queries_after = a.all_queries == 0 ? 0 : a.all_queries - last;
+}
 template <class A, class Arguments>
 Problem<A> make_views_problem(const char* function, const Arguments& a, const ViewKeys<A>& keys) {
-  const Problem<A> problem = called_by(function, a, make_problem<A>(a.q, AnyKeys<A>(keys), a));
-  if (a.first_query == 0 && a.all_queries == 0) return problem;
-  return queries_among(problem, a.first_query,
-                       a.all_queries == 0 ? a.first_query + a.q.extent(2) : a.all_queries);
+  Problem<A> problem;
+  build_views_problem(function, a, keys, problem);
+  return problem;
 }
 
 // ---- Result. ------------------------------------------------------------------------------------------------
@@ -117,15 +134,14 @@ class AttentionCall {
   /// V is the type that holds the policies.
   template <class V>
   AttentionCall(const char* function, const AttentionArguments<A>& a, const V& variant, bool has_mask) {
-    using M = typename V::MaskType;
     if (a.keys.is_given()) {
-      const AnyKeys<A> source = a.keys.refer();
-      check_arguments(function, a, source);
-      problem = called_by(function, a, make_source_problem<M>(a.q, source, a));
+      problem.keys = a.keys.refer();
+      check_arguments(function, a, problem.keys);
+      build_source_problem<typename V::MaskType, A>(function, a.q, a, problem);
     } else {
       check_views(function, a);
       keys_ = keys_of(a);
-      problem = make_views_problem(function, a, keys_);
+      build_views_problem(function, a, keys_, problem);
     }
     result = make_result(a);
     check_policies(function, problem, a.rope, variant);

@@ -209,7 +209,7 @@ class ForwardPlan : public PlanState<A, M, AttentionArguments<A>> {
       source_ = PlannedSource<A>(source);
       check_queries(function, options_.q, source.shape(), options_.lengths.is_packed());
       check_source_lengths(function, options_.lengths, options_.q, source.shape().batch);
-      problem = make_source_problem<M>(options_.q, source, options_);
+      problem = make_source_problem<M, A>(function, options_.q, source, options_);
     } else {
       check_inputs(function, options_.q, options_.k, options_.v);
       check_lengths(function, options_.lengths, options_.q, options_.k);
@@ -225,7 +225,6 @@ class ForwardPlan : public PlanState<A, M, AttentionArguments<A>> {
       check_new_queries(function, problem, options_.more_queries_than_keys, has_mask);
       check_stored_keys(function, problem, this->mask);
     }
-    problem.caller.function = function;
     this->plan(*options_.q.functions(), problem, variant);
   }
 
@@ -263,12 +262,10 @@ class ForwardPlan : public PlanState<A, M, AttentionArguments<A>> {
   Problem<A> problem(const char* function, const AttentionArguments<A>& all, const Keys<A>& keys,
                      const ViewKeys<A>& views) const {
     if (!is_over_source_) {
-      Problem<A> problem = make_views_problem(function, all, views);
-      problem.caller.function = "Plan";
-      return problem;
+      return make_views_problem("Plan", all, views);
     }
     const AnyKeys<A> source = keys.refer();
-    const Problem<A> problem = called_by("Plan", all, make_source_problem<M>(all.q, source, all));
+    const Problem<A> problem = make_source_problem<M, A>("Plan", all.q, source, all);
     if (!source_.has_layout(source)) check_shared_keys(function, this->list(), problem);
     return problem;
   }

@@ -49,8 +49,20 @@ AnyKeyRun run_of(const void* source, index_t batch, index_t kv_head, index_t key
 template <class S>
 void find_rows_of(const void* source, index_t batch, index_t kv_head, KeyRange keys, const std::byte** k_rows,
                   const std::byte** v_rows) {
-  SourceRows::find_rows(*static_cast<const S*>(source), batch, kv_head, keys.begin, keys.size(),
-                        {k_rows, v_rows});
+  if constexpr (SourceRows::has_find_rows<S>) {
+    SourceRows::find_rows(*static_cast<const S*>(source), batch, kv_head, keys.begin, keys.size(),
+                          {k_rows, v_rows});
+  } else {
+    while (keys.begin < keys.end) {
+      const auto run = static_cast<const S*>(source)->run(batch, kv_head, keys.begin);
+      const index_t count = std::min(static_cast<index_t>(run.count), keys.size());
+      for (index_t i = 0; i < count; ++i) {
+        *k_rows++ = reinterpret_cast<const std::byte*>(run.k + i * run.k_stride);
+        *v_rows++ = reinterpret_cast<const std::byte*>(run.v + i * run.v_stride);
+      }
+      keys.begin += count;
+    }
+  }
 }
 template <class S>
 KeyRange forgotten_in(const void* source, index_t batch) {
@@ -109,6 +121,26 @@ struct ViewKeys {
   }
 };
 
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
+
+/// Does what find_rows_of does for keys in views.
+template <class Compute>
+void find_rows_of_views(const void* source, index_t batch, index_t kv_head, KeyRange keys,
+                        const std::byte** k_rows, const std::byte** v_rows) {
+  const ViewKeys<Compute>& views = *static_cast<const ViewKeys<Compute>*>(source);
+  const AnyKeyRun run = views.run(batch, kv_head, keys.begin);
+  for (index_t i = 0; i < keys.size(); ++i) {
+    *k_rows++ = static_cast<const std::byte*>(run.k) + i * run.k_stride * views.k_type->size;
+    *v_rows++ = static_cast<const std::byte*>(run.v) + i * run.v_stride * views.v_type->size;
+  }
+}
+
+SSMAX_END
+
+SSMAX_BEGIN_SHARED
+
 /// A reference to a source of keys. The source must outlive the reference. The constructor's translation unit
 /// compiles the functions that the pointers refer to.
 template <class Compute>
@@ -155,16 +187,7 @@ class AnyKeys {
   /// Writes the addresses of the keys and values of a range.
   SSMAX_INLINE void find_rows(index_t batch, index_t kv_head, KeyRange keys, const std::byte** k_rows,
                               const std::byte** v_rows) const {
-    if (find_rows_ != nullptr) return find_rows_(source_, batch, kv_head, keys, k_rows, v_rows);
-    while (keys.begin < keys.end) {
-      const AnyKeyRun run = run_(source_, batch, kv_head, keys.begin);
-      const index_t count = run.count < keys.size() ? run.count : keys.size();
-      for (index_t i = 0; i < count; ++i) {
-        *k_rows++ = static_cast<const std::byte*>(run.k) + i * run.k_stride * k_size();
-        *v_rows++ = static_cast<const std::byte*>(run.v) + i * run.v_stride * v_size();
-      }
-      keys.begin += count;
-    }
+    find_rows_(source_, batch, kv_head, keys, k_rows, v_rows);
   }
   /// Returns row i of a run's keys: in place if the row is stored as Compute, else converted in scratch.
   SSMAX_INLINE const Compute* load_k(const AnyKeyRun& run, index_t i, Compute* scratch) const {
@@ -203,7 +226,11 @@ class AnyKeys {
         length_(detail::length_of<S>),
         stored_(detail::stored_in<S>),
         run_(detail::run_of<S>) {
-    if constexpr (detail::SourceRows::has_find_rows<S>) find_rows_ = detail::find_rows_of<S>;
+    if constexpr (std::same_as<S, ViewKeys<Compute>>) {
+      find_rows_ = detail::find_rows_of_views<Compute>;
+    } else {
+      find_rows_ = detail::find_rows_of<S>;
+    }
     if constexpr (detail::has_forgotten<S>) forgotten_ = detail::forgotten_in<S>;
     if constexpr (detail::has_layout<S>) layout_ = source.layout();
     if constexpr (requires { source.memory(); }) memory_ = detail::memory_in<S>;
@@ -220,9 +247,9 @@ class AnyKeys {
   KeyRange (*stored_)(const void* source, index_t batch) = nullptr;
   AnyKeyRun (*run_)(const void* source, index_t batch, index_t kv_head, index_t key) = nullptr;
   void (*find_rows_)(const void* source, index_t batch, index_t kv_head, KeyRange keys,
-                     const std::byte** k_rows, const std::byte** v_rows) = nullptr;  // null: run by run
-  KeyRange (*forgotten_)(const void* source, index_t batch) = nullptr;               // null: no position
-  SourceMemory (*memory_)(const void* source) = nullptr;                             // null: not known
+                     const std::byte** k_rows, const std::byte** v_rows) = nullptr;
+  KeyRange (*forgotten_)(const void* source, index_t batch) = nullptr;  // null: no position
+  SourceMemory (*memory_)(const void* source) = nullptr;                // null: not known
 };
 
 SSMAX_END
