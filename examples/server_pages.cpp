@@ -1,6 +1,6 @@
 // Attends over the pages of a server: one pool for keys and values, a page table with int32 entries, a prompt chunk and
 // a decoded token in one call. A second pool stores keys and values in 8 bits, with one factor per tensor. In a third pool
-// each page of keys has a factor per channel.
+// each page of keys has a factor per channel. A fourth pool has three storage types in one call.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -72,6 +72,49 @@ void attend(const ChannelServer& server, const PageTable<std::int32_t>& table, c
       of_rows(server.v_factors.data(), {kPages, kPageSize, kKvHeads});
   const PagedKeys keys(k, v, table, {.v = of_rows}, {.k = of_channels});
   attention({.q = q, .keys = keys, .out = out}, SSMax<float>{0.43f}, Causal{});
+}
+
+// A batch of three storage types: queries in bfloat16, keys in 8 bits, values in 16 bits. Results are floats.
+struct MixedServer {
+  std::vector<Fp8E4M3> k;
+  std::vector<half> v;
+  float k_scale = 4.0f / Fp8E4M3::largest;
+};
+
+// Attention of 40 new tokens of sequence 0 and one new token of sequence 1.
+void attend(const MixedServer& server, const PageTable<std::int32_t>& table, const View<const bfloat16, 2>& q,
+            const View<float, 2>& out) {
+  const View<const Fp8E4M3, 4> k(server.k.data(), {kPages, kPageSize, kKvHeads, kWidth});
+  const View<const half, 4> v(server.v.data(), {kPages, kPageSize, kKvHeads, kWidth});
+  const std::vector<std::int32_t> cumulative{0, 40, 41};
+  attention({.q = heads_view(q, kHeads),
+             .keys = PagedKeys(k, v, table, KeyScales<3>::per_tensor(k, &server.k_scale, v, nullptr)),
+             .out = heads_view(out, kHeads),
+             .lengths = SequenceLengths::packed_queries(cumulative)},
+            SSMax<float>{0.43f}, Causal{});
+}
+
+// Returns the largest difference from the float pool.
+float difference_of_mixed(const Server& server, const std::vector<float>& q,
+                          const std::vector<float>& expected) {
+  const index_t page = kPageSize * kKvHeads * kWidth;
+  MixedServer mixed;
+  for (index_t i = 0; i < 2 * kPages * page; ++i) {
+    const float x = server.pool[static_cast<std::size_t>(i)];
+    if (i / page % 2 == 0) {
+      mixed.k.push_back(Fp8E4M3(x / mixed.k_scale));
+    } else {
+      mixed.v.push_back(half(x));
+    }
+  }
+  const std::vector<bfloat16> narrow(q.begin(), q.end());
+  std::vector<float> out(q.size());
+  const PageTable<std::int32_t> table(View<const std::int32_t, 2>(server.table.data(), {2, 8}),
+                                      server.lengths);
+  attend(mixed, table, {narrow.data(), {41, kHeads * kWidth}}, {out.data(), {41, kHeads * kWidth}});
+  float worst = 0;
+  for (std::size_t i = 0; i < out.size(); ++i) worst = std::max(worst, std::abs(out[i] - expected[i]));
+  return worst;
 }
 
 // Returns the error of a call over a pool in 8 bits, relative to the float pool whose numbers are rounded to 8 bits.
@@ -178,5 +221,7 @@ int main() {
               error_of_eight_bits(server, q) < 1e-5f);
   check.holds("8 bits with a factor per channel agree with their numbers in float",
               error_of_channels(server, q) < 1e-5f);
+  check.holds("a batch of three storage types is near the batch in float",
+              difference_of_mixed(server, q, out) < 0.3f);
   return check.exit_code();
 }
