@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
       if (comm.rank() == 0) std::printf("%-8s %.3f s, %.1f GFLOP/s\n", name, seconds, work / seconds * 1e-9);
     };
     measure("forward", 2, [&] {
-      ssmax::mpi::attention<float>(comm, layout,
+      ssmax::mpi::attention(comm, layout,
                                    {.q = of_queries(q.data()),
                                     .k = of_keys(k.data()),
                                     .v = of_keys(v.data()),
@@ -132,7 +132,7 @@ int main(int argc, char** argv) {
     measure("backward", 5, [&] {
       std::fill(ds.begin(), ds.end(), 0.0f);
       std::fill(db.begin(), db.end(), 0.0f);
-      ssmax::mpi::attention_backward<float>(comm, layout,
+      ssmax::mpi::attention_backward(comm, layout,
                                             {.q = of_queries(q.data()),
                                              .k = of_keys(k.data()),
                                              .v = of_keys(v.data()),

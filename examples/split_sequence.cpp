@@ -27,13 +27,13 @@ bool attention_is_right() {
 
   // clang-format off
   // Every rank makes the same calls.
-  mpi::attention<float>(
+  mpi::attention(
       comm, layout,
       {.q = of_queries(q), .k = of_keys(k), .v = of_keys(v), .out = of_queries(out), .lse = lse_view},
       scaling, Causal{}, {.rope = &rope}, pool);
 
   // Adds the gradients of all ranks to ds, on every rank.
-  mpi::attention_backward<float>(
+  mpi::attention_backward(
       comm, layout,
       {.q = of_queries(q), .k = of_keys(k), .v = of_keys(v), .out = of_queries(out), .lse = lse_view},
       {.dout = of_queries(dout), .dq = of_queries(dq), .dk = of_keys(dk), .dv = of_keys(dv)},

@@ -79,7 +79,7 @@ void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<fl
   heads.resize(qkv.rows(), shape.width());
   lse.resize(shape.heads, share.shape().length);
   const auto attend_with = [&](const auto& with) {
-    ssmax::mpi::attention<float>(ranks(), share.layout(),
+    ssmax::mpi::attention(ranks(), share.layout(),
                                  {.q = share.of(qkv),
                                   .k = share.of(qkv, shape.width()),
                                   .v = share.of(qkv, 2 * shape.width()),
@@ -96,7 +96,7 @@ void attend_backward(const HeadShape& shape, const ScalingGradient& scaling, con
   const Share share(shape);
   dqkv.resize(qkv.rows(), qkv.cols());
   const auto attend_with = [&](const auto& with) {
-    ssmax::mpi::attention_backward<float>(ranks(), share.layout(),
+    ssmax::mpi::attention_backward(ranks(), share.layout(),
                                           {.q = share.of(qkv),
                                            .k = share.of(qkv, shape.width()),
                                            .v = share.of(qkv, 2 * shape.width()),

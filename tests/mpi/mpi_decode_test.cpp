@@ -38,14 +38,14 @@ void check_decode(const M& mask, bool scaled_sinks) {
     const Output<float> sizes({2, heads, kv_heads, queries, 0, d, d});
     Output<float> one = sizes, many = sizes;
     const auto results = [&](Output<float>& to) {
-      return ssmax::mpi::DecodeArguments<float>{.q = q,
+      return AttentionArguments<float>{.q = q,
                                                 .out = {to.out.data(), {2, heads, queries, d}},
                                                 .lse = {to.lse.data(), {2, heads, queries}}};
     };
     const AttentionOptions<float> options{.rope = &rope, .sinks = sinks, .scaled_sinks = scaled_sinks};
     ssmax::attention(with(over(results(one), whole), options), scaling, mask, Softcap{5});
-    ssmax::mpi::decode<float>(world(), layout, length, results(many), share, scaling, mask, Softcap{5},
-                              options);
+    ssmax::mpi::attention(world(), layout, length, with(over(results(many), share), options), scaling, mask,
+                          Softcap{5});
     CHECK(everywhere(one == many));
   }
 }
@@ -56,7 +56,7 @@ TEST_CASE("decode over ranks is bit-identical to decode with one cache", "[mpi][
   check_decode<ssmax::bfloat16>(SlidingWindow{1200}, true);
 }
 
-TEST_CASE("mpi::decode throws for a cache that does not hold the keys of its rank", "[mpi][decode][errors]") {
+TEST_CASE("mpi::attention over a cache throws for a cache that does not hold the keys of its rank", "[mpi][decode][errors]") {
   const Layout layout = Layout::contiguous(64, world().ranks(), 1);
   KvCache<float> cache({.width = 4, .capacity = 64});
   const std::vector<float> k(64 * 4, 1.0f);
@@ -83,8 +83,9 @@ TEST_CASE("mpi::decode throws for a cache that does not hold the keys of its ran
   check_refused_with_words({"cache", "length"}, [&] { append(0); });
   std::vector<float> out(4);
   const std::string message = refusal([&] {
-    ssmax::mpi::decode<float>(world(), layout, 63,
-                              {.q = {k.data(), {1, 1, 1, 4}}, .out = {out.data(), {1, 1, 1, 4}}}, cache);
+    ssmax::mpi::attention(
+        world(), layout, 63,
+        {.q = {k.data(), {1, 1, 1, 4}}, .keys = cache, .out = {out.data(), {1, 1, 1, 4}}});
   });
   CHECK(everywhere(mentions(message, "cache")));
 }
@@ -111,7 +112,7 @@ TEST_CASE("a state that MPI cannot count is refused", "[mpi][decode][errors]") {
   check_refused_with_words({"2147483648", "2147483647"}, [&] { (void)ssmax::detail::bytes_type(most + 1); });
 }
 
-TEST_CASE("mpi::decode throws for a ring that has overwritten keys", "[mpi][decode][errors]") {
+TEST_CASE("mpi::attention over a cache throws for a ring that has overwritten keys", "[mpi][decode][errors]") {
   const index_t n = 64 * world().ranks();
   const Layout layout = Layout::contiguous(n, world().ranks(), 64);
   const std::vector<float> rows(static_cast<std::size_t>(n) * 4, 1.0f);
@@ -121,8 +122,9 @@ TEST_CASE("mpi::decode throws for a ring that has overwritten keys", "[mpi][deco
     KvCache<float> ring({.width = 4, .capacity = 60, .ring = true, .first = first});
     ssmax::mpi::append(ring, layout, world().rank(), 0, keys, keys);
     const std::string message = refusal([&] {
-      ssmax::mpi::decode<float>(world(), layout, n,
-                                {.q = {rows.data(), {1, 1, 1, 4}}, .out = {out.data(), {1, 1, 1, 4}}}, ring);
+      ssmax::mpi::attention(
+          world(), layout, n,
+          {.q = {rows.data(), {1, 1, 1, 4}}, .keys = ring, .out = {out.data(), {1, 1, 1, 4}}});
     });
     INFO(message);
     const std::string forgotten = "no longer stores keys [" + std::to_string(first) + ", ";
@@ -131,7 +133,7 @@ TEST_CASE("mpi::decode throws for a ring that has overwritten keys", "[mpi][deco
   }
 }
 
-TEST_CASE("mpi::decode multiplies in float if float_products is set", "[mpi][decode]") {
+TEST_CASE("mpi::attention over a cache multiplies in float if float_products is set", "[mpi][decode]") {
   using ssmax::bfloat16;
   const index_t n = 2048, heads = 8, d = 64;
   const Problem<bfloat16> problem({1, heads, 1, n, n, d, d});
@@ -144,20 +146,20 @@ TEST_CASE("mpi::decode multiplies in float if float_products is set", "[mpi][dec
   const Output<bfloat16> sizes({1, heads, 1, 1, 0, d, d});
   Output<bfloat16> one = sizes, many = sizes;
   const auto results = [&](Output<bfloat16>& to) {
-    return ssmax::mpi::DecodeArguments<bfloat16>{.q = ssmax::detail::rows_of(problem.q_view(), n - 1, 1),
+    return AttentionArguments<float>{.q = ssmax::detail::rows_of(problem.q_view(), n - 1, 1),
                                                  .out = {to.out.data(), {1, heads, 1, d}},
                                                  .lse = {to.lse.data(), {1, heads, 1}}};
   };
   for (const bool float_products : {false, true}) {
     const AttentionOptions<bfloat16> options{.float_products = float_products};
     ssmax::attention(with(over(results(one), whole), options), SSMax<float>{0.4f}, Causal{});
-    ssmax::mpi::decode<bfloat16>(world(), layout, n, results(many), share, SSMax<float>{0.4f}, Causal{},
-                                 options);
+    ssmax::mpi::attention(world(), layout, n, with(over(results(many), share), options), SSMax<float>{0.4f},
+                          Causal{});
     CHECK(everywhere(one == many));
   }
 }
 
-TEST_CASE("mpi::decode throws for outputs in the cache's memory and for a key_position",
+TEST_CASE("mpi::attention over a cache throws for outputs in the cache's memory and for a key_position",
           "[mpi][decode][errors]") {
   const index_t n = 64;
   const Layout layout = Layout::contiguous(n, world().ranks(), 1);
@@ -168,10 +170,12 @@ TEST_CASE("mpi::decode throws for outputs in the cache's memory and for a key_po
   std::vector<float> out(4);
   const auto refused = [&](float* to, float* lse, index_t key_position) {
     return refusal([&] {
-      ssmax::mpi::decode<float>(
-          world(), layout, n,
-          {.q = {rows.data(), {1, 1, 1, 4}}, .out = {to, {1, 1, 1, 4}}, .lse = {lse, {1, 1, 1}}}, cache,
-          ssmax::Softmax{}, Causal{}, {.key_position = key_position});
+      ssmax::mpi::attention(world(), layout, n,
+                            {.q = {rows.data(), {1, 1, 1, 4}},
+                             .keys = cache,
+                             .out = {to, {1, 1, 1, 4}},
+                             .lse = {lse, {1, 1, 1}},
+                             .key_position = key_position});
     });
   };
   const auto [k, v] = cache.memory();

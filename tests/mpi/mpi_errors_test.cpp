@@ -96,8 +96,9 @@ TEST_CASE("the error names the argument that differs between ranks", "[mpi][erro
     const auto refused = [&]<class X>(X) {
       const ssmax::KvCache<X> cache({.width = 4, .capacity = 1});
       return refusal([&] {
-        ssmax::mpi::decode<float>(world(), layout, 0,
-                                  {.q = {q.data(), {1, 1, 0, 4}}, .out = {out.data(), {1, 1, 0, 4}}}, cache);
+        ssmax::mpi::attention(
+            world(), layout, 0,
+            {.q = {q.data(), {1, 1, 0, 4}}, .keys = cache, .out = {out.data(), {1, 1, 0, 4}}});
       });
     };
     const std::string message = is_last() ? refused(ssmax::half{}) : refused(float{});

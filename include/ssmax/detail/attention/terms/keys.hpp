@@ -123,6 +123,26 @@ class AnyKeys {
       : AnyKeys(source, &detail::stored_type<Compute, detail::SourceKey<S>, true>,
                 &detail::stored_type<Compute, detail::SourceValue<S>, true>) {}
 
+  /// Refers to a source whose runs have elements of these types.
+  template <class S>
+  SSMAX_INLINE AnyKeys(const S& source, const StoredType<Compute>* k_type, const StoredType<Compute>* v_type)
+      : source_(&source),
+        shape_(source.shape()),
+        k_type_(k_type),
+        v_type_(v_type),
+        k_kind_(k_type->kind),
+        v_kind_(v_type->kind),
+        shares_keys_(detail::shares_keys(source)),
+        head_distance_(detail::SourceRows::head_distance(source)),
+        length_(detail::length_of<S>),
+        stored_(detail::stored_in<S>),
+        run_(detail::run_of<S>) {
+    if constexpr (detail::SourceRows::has_find_rows<S>) find_rows_ = detail::find_rows_of<S>;
+    if constexpr (detail::has_forgotten<S>) forgotten_ = detail::forgotten_in<S>;
+    if constexpr (detail::has_layout<S>) layout_ = source.layout();
+    if constexpr (requires { source.memory(); }) memory_ = detail::memory_in<S>;
+  }
+
   SSMAX_INLINE const KeySourceShape& shape() const { return shape_; }
   /// Returns the storage types of keys and values.
   SSMAX_INLINE const StoredType<Compute>& k_type() const { return *k_type_; }
@@ -190,25 +210,6 @@ class AnyKeys {
   }
 
  private:
-  template <class S>
-  SSMAX_INLINE AnyKeys(const S& source, const StoredType<Compute>* k_type, const StoredType<Compute>* v_type)
-      : source_(&source),
-        shape_(source.shape()),
-        k_type_(k_type),
-        v_type_(v_type),
-        k_kind_(k_type->kind),
-        v_kind_(v_type->kind),
-        shares_keys_(detail::shares_keys(source)),
-        head_distance_(detail::SourceRows::head_distance(source)),
-        length_(detail::length_of<S>),
-        stored_(detail::stored_in<S>),
-        run_(detail::run_of<S>) {
-    if constexpr (detail::SourceRows::has_find_rows<S>) find_rows_ = detail::find_rows_of<S>;
-    if constexpr (detail::has_forgotten<S>) forgotten_ = detail::forgotten_in<S>;
-    if constexpr (detail::has_layout<S>) layout_ = source.layout();
-    if constexpr (requires { source.memory(); }) memory_ = detail::memory_in<S>;
-  }
-
   const void* source_ = nullptr;
   KeySourceShape shape_{};
   const StoredType<Compute>*k_type_ = nullptr, *v_type_ = nullptr;
