@@ -60,8 +60,7 @@ void check_options(const std::vector<Entry<Call>>& entries) {
   Explanation explanation;
   constexpr double nan = std::numeric_limits<double>::quiet_NaN(),
                    inf = std::numeric_limits<double>::infinity();
-  const std::vector<std::string> all{"all"},
-      over_views{"views", "partial", "plan", "mpi_attention"},
+  const std::vector<std::string> all{"all"}, over_views{"views", "partial", "plan", "mpi_attention"},
       over_sources{"source", "decode", "source_plan", "mpi_decode"};
   const std::vector<Row> table{
       {"none", {}},

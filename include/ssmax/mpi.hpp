@@ -33,9 +33,9 @@
 /// at other positions, chunks have fewer than 1024 keys, and the error bounds are those of attention.hpp.
 ///
 /// Exception: bfloat16 with at most 128 keys on targets with bfloat16 products, without `float_products`. A single
-/// process then computes `attention` in float. Ranks that exchange keys, and `mpi::decode`, take the bf16 path.
-/// Exception: bfloat16 with 5 rows or more in mpi::decode on such targets. Its lse can differ by 1 ulp from that of
-/// `attention`.
+/// process then computes `attention` in float. Ranks that exchange keys, and calls over a cache, take the bf16 path.
+/// Exception: bfloat16 with 5 rows or more over a cache on such targets. Its lse can differ by 1 ulp from that of a
+/// single process.
 ///
 /// **By heads**, with `layout.by_heads()`: the ranks exchange heads in rounds of an all-to-all. In a round, a rank
 /// receives all positions of one kv head and of its query heads. The rank computes the heads as a single process does
@@ -73,7 +73,7 @@
 /// The ranks compare the queries of every batch entry and head. The three keys are the first, the last and one that
 /// varies with the query. The two ranks are the rank that computes the query and the rank before it.
 ///
-/// `decode` compares all of the above, for its queries, on every rank. The ranks do not compare the score of other
+/// A call over a cache compares all of the above, for its queries, on every rank. The ranks do not compare the score of other
 /// logits and keys (most of a Bias). With `sees`, they do not compare a rank's policies for queries that neither this
 /// rank nor the next rank computes. The result does not depend on these policies. A single rank skips the comparison.
 ///
@@ -86,8 +86,8 @@
 /// | MPI reports an error before the exchange | std::runtime_error with MPI's text |
 /// | any error during the exchange | the rank prints the text to stderr and calls MPI_Abort |
 ///
-/// During the exchange of `attention` and `attention_backward`, other ranks already wait for messages. `decode`
-/// computes before its exchange, so its policies throw before the exchange.
+/// During the exchange of keys or heads, other ranks already wait for messages. A call over a cache computes before its
+/// exchange, so its policies throw before the exchange.
 #pragma once
 
 #include <algorithm>
@@ -130,7 +130,8 @@ requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const La
   if (comm.ranks() == 1) return ssmax::attention<A>(a, policies...);
   detail::compare_and_exchange(call, variant, [&] {
     if (layout.is_by_heads()) return detail::forward_by_heads<A>(call, agreement.last_agreed() != 0);
-    detail::ring_forward<A>(call, detail::Pieces(comm, layout, detail::travel_unit(call.key_bytes()), facts.seen));
+    detail::ring_forward<A>(call,
+                            detail::Pieces(comm, layout, detail::travel_unit(call.key_bytes()), facts.seen));
   });
 }
 
@@ -196,7 +197,8 @@ requires(detail::is_call<A, P...>()) void attention_backward(
     const std::type_identity_t<AttentionGradients<A>>& g, P&&... policies) {
   const detail::Policies<P...> given(policies...);
   const detail::GradientVariantOf<A, decltype(given)> variant(given.scaling, given.mask, given.score);
-  const detail::BackwardOverRanks<A> call{"mpi::attention_backward", comm, layout, a, variant, given.executor};
+  const detail::BackwardOverRanks<A> call{
+      "mpi::attention_backward", comm, layout, a, variant, given.executor};
   detail::RowGradientSums rows(given.score);
   detail::PolicyFacts facts;
   const detail::Complaint complaint = detail::complaint_of(call.function, [&] {

@@ -97,7 +97,8 @@ struct Decoding {
   }
 };
 
-TEST_CASE("mpi::attention over a cache compares policies for every batch entry and key", "[mpi][decode][errors]") {
+TEST_CASE("mpi::attention over a cache compares policies for every batch entry and key",
+          "[mpi][decode][errors]") {
   if (world().ranks() == 1) return;
   Decoding decoding;
   const std::array<index_t, 2> lengths{n, is_last() ? index_t{20} : index_t{21}};

@@ -30,15 +30,13 @@ struct Call {
   template <class S, class M, class C = Identity>
   void attention_backward(const S& scaling, const M& mask, const C& score = {},
                           const AttentionOptions<double>& options = {}) {
-    ssmax::mpi::attention_backward<double>(
-        world(), layout,
-        backward_with(share.backward(), options),
-        {.dout = share.of_queries(share.dout.data(), 4),
-         .dq = share.of_queries(share.dq.data(), 4),
-         .dk = share.of_keys(share.dk.data(), 4),
-         .dv = share.of_keys(share.dv.data(), 4),
-         .accumulate = accumulate},
-        scaling, mask, score);
+    ssmax::mpi::attention_backward<double>(world(), layout, backward_with(share.backward(), options),
+                                           {.dout = share.of_queries(share.dout.data(), 4),
+                                            .dq = share.of_queries(share.dq.data(), 4),
+                                            .dk = share.of_keys(share.dk.data(), 4),
+                                            .dv = share.of_keys(share.dv.data(), 4),
+                                            .accumulate = accumulate},
+                                           scaling, mask, score);
   }
   template <class M = Full, class C = Identity>
   std::string refused(const M& mask = {}, const C& score = {}, const AttentionOptions<double>& options = {}) {

@@ -54,12 +54,12 @@ TEST_CASE("a rank allocates at most two copies of its K and V and 64 MiB", "[mpi
     Communicator comm(MPI_COMM_WORLD);  // with new buffers
     comm.scratch().reserve(2 << 20);    // keeps this size
     ssmax::mpi::attention(comm, layout,
-                                 {.q = view(in.data()),
-                                  .k = view(in.data()),
-                                  .v = view(in.data()),
-                                  .out = view(out.data()),
-                                  .lse = lse_view},
-                                 scaling, window);
+                          {.q = view(in.data()),
+                           .k = view(in.data()),
+                           .v = view(in.data()),
+                           .out = view(out.data()),
+                           .lse = lse_view},
+                          scaling, window);
   });
   CAPTURE(rank, share, forward);
   CHECK(everywhere(forward <= share + 2 * piece + 8 * of_queries + scratch + lists));

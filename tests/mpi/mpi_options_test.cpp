@@ -23,7 +23,8 @@ struct Call : Tensors {
     attention({});
     ssmax::mpi::attention_backward(
         world(), layout,
-        backward_with({.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)}, options),
+        backward_with({.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)},
+                      options),
         {.dout = view(gradient), .dq = view(dq), .dk = view(dk), .dv = view(dv)});
   }
   void decoded(const Options& options) {

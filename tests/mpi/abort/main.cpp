@@ -51,7 +51,7 @@ void call(std::string_view what) {
         ssmax::Softmax{}, ssmax::Causal{}, score);
   } else {
     ssmax::mpi::attention(comm, layout, {.q = in, .k = in, .v = in, .out = {out.data(), extents}},
-                                 ssmax::Softmax{}, ssmax::Causal{}, score);
+                          ssmax::Softmax{}, ssmax::Causal{}, score);
   }
 }
 

@@ -24,7 +24,8 @@ template <class A, class Arguments>
 struct WholeHeads {
   /// Tensors that are not wanted stay as given.
   template <class Call>
-  WholeHeads(Arena& arena, const Call& call, const AttentionGradients<A>& gradients, const WantedArrays& wanted)
+  WholeHeads(Arena& arena, const Call& call, const AttentionGradients<A>& gradients,
+             const WantedArrays& wanted)
       : a(call.a), g(gradients), kept(arena, wanted.kept_rows, wanted.sums_of_row) {
     const QueryShape shape = call.shape();
     const index_t group = call.group();
@@ -34,7 +35,8 @@ struct WholeHeads {
       tensor.place(arena.take(elements, tensor.element_bytes()), extents);
     };
     const auto place_numbers = [&](auto& numbers) {
-      numbers = View<A, 3>(arena.take<A>(shape.batch * group * shape.queries), {shape.batch, group, shape.queries});
+      numbers =
+          View<A, 3>(arena.take<A>(shape.batch * group * shape.queries), {shape.batch, group, shape.queries});
     };
     place(a.q, group), place(a.k, 1), place(a.v, 1), place(a.out, group);
     if (wanted.lse) place_numbers(a.lse);
@@ -60,8 +62,8 @@ Rows as_rows(const View<X, 3>& numbers) {
 template <class A, class Arguments, class V>
 Problem<A> problem_of_heads(const RankCall<A, Arguments, V>& call, const WholeHeads<A, Arguments>& whole,
                             const ViewKeys<A>& keys, index_t first) {
-  return heads_among(called_by(call.function, call.a, make_problem<A>(whole.a.q, AnyKeys<A>(keys), call.a)), first,
-                     call.shape().heads);
+  return heads_among(called_by(call.function, call.a, make_problem<A>(whole.a.q, AnyKeys<A>(keys), call.a)),
+                     first, call.shape().heads);
 }
 
 /// Collective. `has_lse` must be equal on all ranks.
@@ -77,9 +79,10 @@ void forward_by_heads(const AttentionOverRanks<A>& call, bool has_lse) {
     if (exchange.has_head(call.comm.rank(), round)) {
       const index_t first = (exchange.first_of(call.comm.rank()) + round) * call.group();
       const ViewKeys<A> keys = keys_in(whole.a.k, whole.a.v, call.layout.positions());
-      call.a.q.functions()->run(problem_of_heads(call, whole, keys, first), call.variant,
-                                make_result<A>(whole.a.out, has_lse ? whole.a.lse : View<A, 3>(), call.a, first),
-                                &call.comm.scratch(), call.executor);
+      call.a.q.functions()->run(
+          problem_of_heads(call, whole, keys, first), call.variant,
+          make_result<A>(whole.a.out, has_lse ? whole.a.lse : View<A, 3>(), call.a, first),
+          &call.comm.scratch(), call.executor);
     }
     exchange.scatter(whole.a.out, call.a.out, round);
     if (has_lse) exchange.scatter(as_rows(whole.a.lse), as_rows(call.a.lse), round);
@@ -111,8 +114,9 @@ void backward_by_heads(const BackwardOverRanks<A>& call, const AttentionGradient
     if (exchange.has_head(call.comm.rank(), round)) {
       const index_t first = (exchange.first_of(call.comm.rank()) + round) * group;
       const ViewKeys<A> keys = keys_in(whole.a.k, whole.a.v, n);
-      const BackwardProblem<A> problem = make_backward_problem<A>(
-          problem_of_heads(call, whole, keys, first), whole.a, whole.g, call.a, {.kept = whole.kept.from(round * rows)});
+      const BackwardProblem<A> problem =
+          make_backward_problem<A>(problem_of_heads(call, whole, keys, first), whole.a, whole.g, call.a,
+                                   {.kept = whole.kept.from(round * rows)});
       g.dout.functions()->run(problem, call.variant, &call.comm.scratch(), call.executor);
     }
     exchange.scatter(whole.g.dq, g.dq, round);

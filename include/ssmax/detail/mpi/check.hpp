@@ -55,7 +55,8 @@ void check_members(const char* function, const Arguments& a) {
 inline void check_storage(const char* function, const char* name, const Rows& tensor, const Rows& q) {
   if (tensor.element_bytes() == 0) fail_format("ssmax::%s: %s is left out, must be given", function, name);
   if (tensor.kind() != q.kind() || tensor.element_bytes() != q.element_bytes()) {
-    fail_format("ssmax::%s: %s and q have different storage types, over ranks they must be the same", function, name);
+    fail_format("ssmax::%s: %s and q have different storage types, over ranks they must be the same",
+                function, name);
   }
 }
 
@@ -64,10 +65,12 @@ template <class A>
 void check_rank_arguments(const char* function, const AttentionArguments<A>& a) {
   check_members(function, a);
   if (a.keys.is_given()) {
-    fail_format("ssmax::%s: keys are given, over ranks they take the length of the sequence as an argument", function);
+    fail_format("ssmax::%s: keys are given, over ranks they take the length of the sequence as an argument",
+                function);
   }
   if (a.more_queries_than_keys) {
-    fail_format("ssmax::%s: more_queries_than_keys is true, must be false without a source of keys", function);
+    fail_format("ssmax::%s: more_queries_than_keys is true, must be false without a source of keys",
+                function);
   }
   check_arguments(function, a);
   check_no_overlap(function, "out", a.out, "q", a.q);
@@ -77,7 +80,8 @@ void check_rank_arguments(const char* function, const AttentionArguments<A>& a) 
   check_storage(function, "out", a.out, a.q);
 }
 template <class A>
-void check_rank_arguments(const char* function, const BackwardArguments<A>& a, const AttentionGradients<A>& g) {
+void check_rank_arguments(const char* function, const BackwardArguments<A>& a,
+                          const AttentionGradients<A>& g) {
   check_members(function, a);
   if (g.accumulate) fail_value(function, "accumulate", "is", 1, "over ranks it must be", 0);
   check_arguments(function, a, g);
@@ -129,7 +133,8 @@ PolicyFacts checked_policies(const RankCall<A, Arguments, V>& call, const P& var
 
 /// Returns the list of arguments and options that must be equal on all ranks. P is the type that holds the policies.
 template <class P, class A, class Arguments, class V>
-Agreement agreement_of(const RankCall<A, Arguments, V>& call, const KeySourceShape& keys, bool has_length = false) {
+Agreement agreement_of(const RankCall<A, Arguments, V>& call, const KeySourceShape& keys,
+                       bool has_length = false) {
   const Arguments& a = call.a;
   Agreement all(call.function);
   all.add("the presence of length", has_length ? 1 : 0);
@@ -167,7 +172,8 @@ void compare_and_exchange(const RankCall<A, Arguments, V>& call, const P& varian
 /// Throws unless every sequence of a source of keys holds the rank's share of the first `length` positions. Returns
 /// their number.
 template <class Source>
-index_t check_held(const char* function, const Source& keys, const mpi::Layout& layout, int rank, index_t length) {
+index_t check_held(const char* function, const Source& keys, const mpi::Layout& layout, int rank,
+                   index_t length) {
   index_t held = 0;
   for (const mpi::Segment& segment : layout.segments()) {
     if (segment.rank == rank) held += std::max<index_t>(0, std::min(segment.end, length) - segment.begin);
@@ -191,7 +197,8 @@ template <class A>
 std::int64_t fingerprint_of_storage(const Keys<A>& given, const AnyKeys<A>& keys) {
   if (!given.is_given()) return 0;
   Fingerprint result;
-  for (const StoredType<A>* type : {&keys.k_type(), &keys.v_type()}) result.add(type->kind, type->size, type->group);
+  for (const StoredType<A>* type : {&keys.k_type(), &keys.v_type()})
+    result.add(type->kind, type->size, type->group);
   return result.value();
 }
 
@@ -203,7 +210,8 @@ void check_source_arguments(const AttentionOverRanks<A>& call, const AnyKeys<A>&
   check_part(call.function, "length", 0, length, "must be at most the layout's positions,", "positions",
              call.layout.positions());
   check_members(call.function, a);
-  if (!a.keys.is_given()) fail_format("ssmax::%s: keys are left out, must be given with a length", call.function);
+  if (!a.keys.is_given())
+    fail_format("ssmax::%s: keys are left out, must be given with a length", call.function);
   check_held(call.function, cache, call.layout, call.comm.rank(), length);
   check_arguments(call.function, a, cache);
   check_no_overlap(call.function, "out", a.out, "q", a.q);

@@ -14,7 +14,9 @@ SSMAX_BEGIN_DETAIL
 /// of each head. The datatype contains the tensor's address.
 inline Datatype rows_type(const Rows& tensor, index_t head, index_t heads,
                           const std::vector<KeyRange>& ranges) {
-  const auto stride_of = [&](int i) { return static_cast<MPI_Aint>(tensor.stride(i) * tensor.element_bytes()); };
+  const auto stride_of = [&](int i) {
+    return static_cast<MPI_Aint>(tensor.stride(i) * tensor.element_bytes());
+  };
   const auto repeated = [](const Datatype& type, index_t times, MPI_Aint stride) {
     const int count = Requests::count(static_cast<std::size_t>(times));
     return make_datatype("MPI_Type_create_hvector", [&](MPI_Datatype* to) {

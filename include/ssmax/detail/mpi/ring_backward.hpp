@@ -189,7 +189,8 @@ class RingBackward {
     gradients.dk.place(holds_sums ? sum : nullptr, dk.extents());
     gradients.dv.place(holds_sums ? sum + dk.size() : nullptr, dv.extents());
     StageSums<A> sums{};
-    if (!holds_sums) sums = {from_head(OutputRows<A>(rows(memory_.dq)), first), addressable(dk), addressable(dv)};
+    if (!holds_sums)
+      sums = {from_head(OutputRows<A>(rows(memory_.dq)), first), addressable(dk), addressable(dv)};
     const BackwardProblem<A> problem = make_backward_problem<A>(
         with_heads(part_of_problem(whole_, queries, keys), first, count),
         {.out = rows(call_.a.out), .lse = rows(call_.a.lse)}, gradients, call_.a, stage, sums);

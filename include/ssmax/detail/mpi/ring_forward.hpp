@@ -33,7 +33,8 @@ struct RingForwardMemory {
 template <class A>
 void ring_forward(const AttentionOverRanks<A>& call, const Pieces& pieces) {
   const QueryShape query_shape = call.shape();
-  const index_t positions = call.layout.positions(), dv = call.key_shape().value_width, key_bytes = call.key_bytes();
+  const index_t positions = call.layout.positions(), dv = call.key_shape().value_width,
+                key_bytes = call.key_bytes();
   const Problem<A> whole = whole_problem(call);
   const auto memory = reserve_on_all<RingForwardMemory<A>>(call, call.a.q.extent(2) * key_bytes,
                                                            pieces.longest() * key_bytes, call.a.out);
@@ -66,8 +67,8 @@ void ring_forward(const AttentionOverRanks<A>& call, const Pieces& pieces) {
       const index_t first = segment.row, count = segment.size();
       const AttentionState<A> part{rows_of(state.shift, first, count), rows_of(state.sum, first, count),
                                    rows_of(state.o, first, count)};
-      call.a.q.functions()->run(part_of_problem(whole, segment, keys), call.variant, make_state_result(part, true),
-                                &call.comm.scratch(), call.executor);
+      call.a.q.functions()->run(part_of_problem(whole, segment, keys), call.variant,
+                                make_state_result(part, true), &call.comm.scratch(), call.executor);
       poll();
     }
   }

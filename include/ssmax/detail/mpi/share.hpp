@@ -96,7 +96,8 @@ std::vector<T> gathered_rows(const View<const T, 4>& view, const std::vector<ind
 
 /// Packs the own keys and values of a piece. Rotates the keys if owner_rotates is true.
 template <class A, class Arguments, class V>
-void pack_piece(const RankCall<A, Arguments, V>& call, const Problem<A>& whole, const Piece& piece, std::byte* out) {
+void pack_piece(const RankCall<A, Arguments, V>& call, const Problem<A>& whole, const Piece& piece,
+                std::byte* out) {
   const index_t count = piece.size();
   const ViewKeys<A> keys = keys_from(call, piece.row, count, piece.begin);
   const KeyRange range{piece.begin, piece.end};
@@ -110,7 +111,8 @@ void pack_piece(const RankCall<A, Arguments, V>& call, const Problem<A>& whole, 
     const index_t d = keys.k.extent(3), dv = keys.v.extent(3);
     A* to = reinterpret_cast<A*>(out);
     for_each_head([&](index_t b, index_t h) {
-      load_keys(problem, call.variant, sequence_of(problem, b).shape, {b, h, range}, {to, d}), to += count * d;
+      load_keys(problem, call.variant, sequence_of(problem, b).shape, {b, h, range}, {to, d}),
+          to += count * d;
     });
     for_each_head([&](index_t b, index_t h) {
       load_values(problem.keys, {b, h, range}, {to, dv}), to += count * dv;

@@ -133,7 +133,8 @@ class SpreadDecode {
       if (chunk.rank != call_.comm.rank()) continue;
       const ChunkOfKeys<A> keys{cache_, shape_.keys, chunk.row, {chunk.begin, chunk.end}};
       call_.a.q.functions()->run(with_keys(problem_, keys.refer()), call_.variant,
-                                 make_state_result(state_at(next), false), &call_.comm.scratch(), call_.executor);
+                                 make_state_result(state_at(next), false), &call_.comm.scratch(),
+                                 call_.executor);
       next += size_;
     }
   }
