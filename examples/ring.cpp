@@ -92,7 +92,6 @@ int main(int argc, char** argv) {
       return View<std::remove_pointer_t<decltype(data)>, 4>{data, {1, kv_heads, rows, d}};
     };
     const ssmax::Rope<float> rope({.width = d, .theta = 10'000}, rotates ? n : 1);
-    const ssmax::mpi::AttentionOptions<float> options{.rope = rotates ? &rope : nullptr};
     const ssmax::SSMax<float> scaling{s};
     ssmax::ThreadPool pool(threads);
 
@@ -121,28 +120,30 @@ int main(int argc, char** argv) {
       if (comm.rank() == 0) std::printf("%-8s %.3f s, %.1f GFLOP/s\n", name, seconds, work / seconds * 1e-9);
     };
     measure("forward", 2, [&] {
-      ssmax::mpi::attention<float>(comm, layout,
-                                   {.q = of_queries(q.data()),
-                                    .k = of_keys(k.data()),
-                                    .v = of_keys(v.data()),
-                                    .out = of_queries(out.data()),
-                                    .lse = {lse.data(), {1, heads, rows}}},
-                                   scaling, ssmax::Causal{}, options, pool);
+      ssmax::mpi::attention(comm, layout,
+                            {.q = of_queries(q.data()),
+                             .k = of_keys(k.data()),
+                             .v = of_keys(v.data()),
+                             .out = of_queries(out.data()),
+                             .lse = {lse.data(), {1, heads, rows}},
+                             .rope = rotates ? &rope : nullptr},
+                            scaling, ssmax::Causal{}, pool);
     });
     measure("backward", 5, [&] {
       std::fill(ds.begin(), ds.end(), 0.0f);
       std::fill(db.begin(), db.end(), 0.0f);
-      ssmax::mpi::attention_backward<float>(comm, layout,
-                                            {.q = of_queries(q.data()),
-                                             .k = of_keys(k.data()),
-                                             .v = of_keys(v.data()),
-                                             .out = of_queries(static_cast<const float*>(out.data())),
-                                             .lse = {lse.data(), {1, heads, rows}}},
-                                            {.dout = of_queries(dout.data()),
-                                             .dq = of_queries(dq.data()),
-                                             .dk = of_keys(dk.data()),
-                                             .dv = of_keys(dv.data())},
-                                            scaling.gradient(ds, db), ssmax::Causal{}, options, pool);
+      ssmax::mpi::attention_backward(comm, layout,
+                                     {.q = of_queries(q.data()),
+                                      .k = of_keys(k.data()),
+                                      .v = of_keys(v.data()),
+                                      .out = of_queries(out.data()),
+                                      .lse = {lse.data(), {1, heads, rows}},
+                                      .rope = rotates ? &rope : nullptr},
+                                     {.dout = of_queries(dout.data()),
+                                      .dq = of_queries(dq.data()),
+                                      .dk = of_keys(dk.data()),
+                                      .dv = of_keys(dv.data())},
+                                     scaling.gradient(ds, db), ssmax::Causal{}, pool);
     });
 
     std::uint64_t sum = 0;

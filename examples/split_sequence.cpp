@@ -27,17 +27,19 @@ bool attention_is_right() {
 
   // clang-format off
   // Every rank makes the same calls.
-  mpi::attention<float>(
+  mpi::attention(
       comm, layout,
-      {.q = of_queries(q), .k = of_keys(k), .v = of_keys(v), .out = of_queries(out), .lse = lse_view},
-      scaling, Causal{}, {.rope = &rope}, pool);
+      {.q = of_queries(q), .k = of_keys(k), .v = of_keys(v), .out = of_queries(out), .lse = lse_view,
+       .rope = &rope},
+      scaling, Causal{}, pool);
 
   // Adds the gradients of all ranks to ds, on every rank.
-  mpi::attention_backward<float>(
+  mpi::attention_backward(
       comm, layout,
-      {.q = of_queries(q), .k = of_keys(k), .v = of_keys(v), .out = of_queries(out), .lse = lse_view},
+      {.q = of_queries(q), .k = of_keys(k), .v = of_keys(v), .out = of_queries(out), .lse = lse_view,
+       .rope = &rope},
       {.dout = of_queries(dout), .dq = of_queries(dq), .dk = of_keys(dk), .dv = of_keys(dv)},
-      scaling.gradient(ds), Causal{}, {.rope = &rope}, pool);
+      scaling.gradient(ds), Causal{}, pool);
   // clang-format on
 
   return rows == 0 || (out.back() > 0.9999f && out.back() < 1.0001f);  // a weighted mean of ones

@@ -1,26 +1,59 @@
 // The options of a call as one value, which test helpers pass on and add to the arguments of a call.
 #pragma once
 
-#include <ssmax/mpi_arguments.hpp>
-
-#include "call.hpp"
+#include <optional>
+#include <ssmax/attention_arguments.hpp>
+#include <utility>
 
 namespace ssmax {
 
-using mpi::AttentionOptions;
+/// The members of arguments that are options, for tensors of T.
+template <class T>
+struct AttentionOptions {
+  using A = detail::ComputeType<T>;
+
+  std::optional<double> scale{};
+  const Rope<A>* rope = nullptr;
+  index_t key_position = 0;
+  KeptSpan<const A> sinks{};
+  Workspace* workspace = nullptr;
+  bool float_products = false;
+  bool rounded_rotation = false;
+  bool batch_invariant = false;
+  bool scaled_sinks = false;
+  bool rotate_source_keys = false;
+  SequenceLengths lengths{};
+  Explanation* explanation = nullptr;
+};
+
+/// Returns the arguments with these options.
+template <class Arguments, class T>
+Arguments with_options(Arguments to, const AttentionOptions<T>& from) {
+  to.scale = from.scale;
+  to.rope = from.rope;
+  to.key_position = from.key_position;
+  to.sinks = from.sinks;
+  to.workspace = from.workspace;
+  to.float_products = from.float_products;
+  to.rounded_rotation = from.rounded_rotation;
+  to.batch_invariant = from.batch_invariant;
+  to.scaled_sinks = from.scaled_sinks;
+  to.lengths = from.lengths;
+  to.explanation = from.explanation;
+  if constexpr (requires { to.rotate_source_keys; }) to.rotate_source_keys = from.rotate_source_keys;
+  return to;
+}
 
 /// Returns the arguments of a call with options.
 template <class T>
 AttentionArguments<detail::ComputeType<T>> with(AttentionArguments<detail::ComputeType<T>> a,
                                                 const AttentionOptions<T>& options) {
-  detail::copy_options(a, options);
-  return a;
+  return with_options(std::move(a), options);
 }
 template <class T>
 BackwardArguments<detail::ComputeType<T>> backward_with(BackwardArguments<detail::ComputeType<T>> a,
                                                         const AttentionOptions<T>& options) {
-  detail::copy_options(a, options);
-  return a;
+  return with_options(std::move(a), options);
 }
 
 /// Returns the arguments of a call over a source.
@@ -28,11 +61,6 @@ template <class A, class K>
 AttentionArguments<A> over(AttentionArguments<A> a, const K& source) {
   a.keys = source;
   return a;
-}
-
-template <class T, class K>
-AttentionArguments<detail::ComputeType<T>> over(const mpi::DecodeArguments<T>& a, const K& source) {
-  return over(detail::as_one_process(a, AttentionOptions<T>()), source);
 }
 
 }  // namespace ssmax

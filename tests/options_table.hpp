@@ -60,8 +60,7 @@ void check_options(const std::vector<Entry<Call>>& entries) {
   Explanation explanation;
   constexpr double nan = std::numeric_limits<double>::quiet_NaN(),
                    inf = std::numeric_limits<double>::infinity();
-  const std::vector<std::string> all{"all"},
-      over_views{"views", "partial", "plan", "mpi_attention", "mpi_backward"},
+  const std::vector<std::string> all{"all"}, over_views{"views", "partial", "plan", "mpi_attention"},
       over_sources{"source", "decode", "source_plan", "mpi_decode"};
   const std::vector<Row> table{
       {"none", {}},
@@ -80,8 +79,7 @@ void check_options(const std::vector<Entry<Call>>& entries) {
       {"batch_invariant", {.batch_invariant = true}},
       {"rotate_source_keys",  // the backward has no such member
        {.rotate_source_keys = true},
-       {"views", "partial", "plan", "source", "decode", "source_plan", "mpi_attention", "mpi_backward",
-        "mpi_decode"},
+       {"views", "partial", "plan", "source", "decode", "source_plan", "mpi_attention", "mpi_decode"},
        {"rotate_source_keys is true"}},
       {"rope, rotate_source_keys",
        {.rope = &rope, .rotate_source_keys = true},

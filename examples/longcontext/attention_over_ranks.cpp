@@ -79,13 +79,14 @@ void attend(const HeadShape& shape, const Scaling& scaling, const ssmax::Rope<fl
   heads.resize(qkv.rows(), shape.width());
   lse.resize(shape.heads, share.shape().length);
   const auto attend_with = [&](const auto& with) {
-    ssmax::mpi::attention<float>(ranks(), share.layout(),
-                                 {.q = share.of(qkv),
-                                  .k = share.of(qkv, shape.width()),
-                                  .v = share.of(qkv, 2 * shape.width()),
-                                  .out = share.of(heads),
-                                  .lse = lse_view(lse, share.shape())},
-                                 with, ssmax::Causal{}, {.rope = &rope});
+    ssmax::mpi::attention(ranks(), share.layout(),
+                          {.q = share.of(qkv),
+                           .k = share.of(qkv, shape.width()),
+                           .v = share.of(qkv, 2 * shape.width()),
+                           .out = share.of(heads),
+                           .lse = lse_view(lse, share.shape()),
+                           .rope = &rope},
+                          with, ssmax::Causal{});
   };
   std::visit(attend_with, scaling);
   share.gather(heads);
@@ -96,17 +97,18 @@ void attend_backward(const HeadShape& shape, const ScalingGradient& scaling, con
   const Share share(shape);
   dqkv.resize(qkv.rows(), qkv.cols());
   const auto attend_with = [&](const auto& with) {
-    ssmax::mpi::attention_backward<float>(ranks(), share.layout(),
-                                          {.q = share.of(qkv),
-                                           .k = share.of(qkv, shape.width()),
-                                           .v = share.of(qkv, 2 * shape.width()),
-                                           .out = share.of(heads),
-                                           .lse = lse_view(lse, share.shape())},
-                                          {.dout = share.of(dheads),
-                                           .dq = share.of(dqkv),
-                                           .dk = share.of(dqkv, shape.width()),
-                                           .dv = share.of(dqkv, 2 * shape.width())},
-                                          with, ssmax::Causal{}, {.rope = &rope});
+    ssmax::mpi::attention_backward(ranks(), share.layout(),
+                                   {.q = share.of(qkv),
+                                    .k = share.of(qkv, shape.width()),
+                                    .v = share.of(qkv, 2 * shape.width()),
+                                    .out = share.of(heads),
+                                    .lse = lse_view(lse, share.shape()),
+                                    .rope = &rope},
+                                   {.dout = share.of(dheads),
+                                    .dq = share.of(dqkv),
+                                    .dk = share.of(dqkv, shape.width()),
+                                    .dv = share.of(dqkv, 2 * shape.width())},
+                                   with, ssmax::Causal{});
   };
   std::visit(attend_with, scaling);
   share.gather(dqkv);

@@ -4,8 +4,8 @@
 ///     mpi::Communicator comm(MPI_COMM_WORLD);
 ///     const auto layout = mpi::Layout::zigzag(n, comm.ranks());
 ///     // q, k, v, out, lse: the rows of this rank, layout.count(comm.rank()) of them
-///     mpi::attention<float>(comm, layout, {.q = q, .k = k, .v = v, .out = out, .lse = lse}, SSMax<float>{s},
-///                           Causal{}, {.rope = &rope}, pool);
+///     mpi::attention(comm, layout, {.q = q, .k = k, .v = v, .out = out, .lse = lse, .rope = &rope},
+///                    SSMax<float>{s}, Causal{}, pool);
 ///
 /// Formula, shapes and options are those of attention.hpp and attention_backward.hpp, for the whole sequence. Masks,
 /// score functions and scalings receive indices of queries and keys in the whole sequence, and n counts the visible
@@ -33,9 +33,9 @@
 /// at other positions, chunks have fewer than 1024 keys, and the error bounds are those of attention.hpp.
 ///
 /// Exception: bfloat16 with at most 128 keys on targets with bfloat16 products, without `float_products`. A single
-/// process then computes `attention` in float. Ranks that exchange keys, and `mpi::decode`, take the bf16 path.
-/// Exception: bfloat16 with 5 rows or more in mpi::decode on such targets. Its lse can differ by 1 ulp from that of
-/// `attention`.
+/// process then computes `attention` in float. Ranks that exchange keys, and calls over a cache, take the bf16 path.
+/// Exception: bfloat16 with 5 rows or more over a cache on such targets. Its lse can differ by 1 ulp from that of a
+/// single process.
 ///
 /// **By heads**, with `layout.by_heads()`: the ranks exchange heads in rounds of an all-to-all. In a round, a rank
 /// receives all positions of one kv head and of its query heads. The rank computes the heads as a single process does
@@ -73,7 +73,7 @@
 /// The ranks compare the queries of every batch entry and head. The three keys are the first, the last and one that
 /// varies with the query. The two ranks are the rank that computes the query and the rank before it.
 ///
-/// `decode` compares all of the above, for its queries, on every rank. The ranks do not compare the score of other
+/// A call over a cache compares all of the above, for its queries, on every rank. The ranks do not compare the score of other
 /// logits and keys (most of a Bias). With `sees`, they do not compare a rank's policies for queries that neither this
 /// rank nor the next rank computes. The result does not depend on these policies. A single rank skips the comparison.
 ///
@@ -86,8 +86,8 @@
 /// | MPI reports an error before the exchange | std::runtime_error with MPI's text |
 /// | any error during the exchange | the rank prints the text to stderr and calls MPI_Abort |
 ///
-/// During the exchange of `attention` and `attention_backward`, other ranks already wait for messages. `decode`
-/// computes before its exchange, so its policies throw before the exchange.
+/// During the exchange of keys or heads, other ranks already wait for messages. A call over a cache computes before its
+/// exchange, so its policies throw before the exchange.
 #pragma once
 
 #include <algorithm>
@@ -101,7 +101,6 @@
 #include "detail/mpi/row_gradient_sums.hpp"
 #include "detail/mpi/spread_keys.hpp"
 #include "kv_cache.hpp"
-#include "mpi_arguments.hpp"
 #include "mpi_communicator.hpp"
 #include "mpi_layout.hpp"
 
@@ -110,47 +109,74 @@ namespace mpi {
 /// @addtogroup mpi
 /// @{
 
-/// Computes attention (attention.hpp) of a sequence that the layout splits over ranks. Collective.
-template <class T, class S, class M, class C, class E = Serial>
-requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
-void attention(Communicator& comm, const Layout& layout, const std::type_identity_t<AttentionArguments<T>>& a,
-               const S& scaling, const M& mask, const C& score,
-               const std::type_identity_t<AttentionOptions<T>>& options = {}, E&& executor = E{}) {
-  const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
-  const detail::AttentionOverRanks<T> call{
-      "mpi::attention", comm, layout, a, options, variant, detail::AnyExecutor(executor)};
-  detail::PolicyFacts policies;
+/// Computes attention (attention.hpp) of a sequence that the layout splits over ranks. Collective. The policies are a
+/// scaling, a mask, a score and an executor, in any order. q, k, v and out have one storage type.
+template <class A = float, class... P>
+requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const Layout& layout,
+                                                    const std::type_identity_t<AttentionArguments<A>>& a,
+                                                    P&&... policies) {
+  const detail::Policies<P...> given(policies...);
+  const detail::VariantOf<A, decltype(given)> variant(given.scaling, given.mask, given.score);
+  const detail::AttentionOverRanks<A> call{"mpi::attention", comm, layout, a, variant, given.executor};
+  detail::PolicyFacts facts;
   const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
-    detail::check_arguments(call.function, detail::as_one_process(a, options));
-    detail::check_no_overlap(call.function, "out", a.out, "q", a.q);
-    policies = detail::checked_policies(call, variant);
+    detail::check_rank_arguments(call.function, a);
+    facts = detail::checked_policies(call, variant);
   });
   auto agreement = detail::agreement_of<decltype(variant)>(call, call.key_shape());
-  agreement.add("a result of scaling, mask or score", policies.fingerprint);
+  agreement.add("a result of scaling, mask or score", facts.fingerprint);
   agreement.add_if(a.q.extent(2) > 0, "the presence of lse", detail::is_given(a.lse) ? 1 : 0);
   agreement.settle(comm, complaint);
-  if (comm.ranks() == 1) {
-    ssmax::attention<detail::ComputeType<T>>(detail::as_one_process(a, options), scaling, mask, score,
-                                             std::forward<E>(executor));
-    return;
-  }
+  if (comm.ranks() == 1) return ssmax::attention<A>(a, policies...);
   detail::compare_and_exchange(call, variant, [&] {
-    if (layout.is_by_heads()) return detail::forward_by_heads<T>(call, agreement.last_agreed() != 0);
-    const index_t row = a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3));
-    const index_t unit = detail::travel_unit(row * static_cast<index_t>(sizeof(T)));
-    detail::ring_forward<T>(call, detail::Pieces(comm, layout, unit, policies.seen));
+    if (layout.is_by_heads()) return detail::forward_by_heads<A>(call, agreement.last_agreed() != 0);
+    detail::ring_forward<A>(call,
+                            detail::Pieces(comm, layout, detail::travel_unit(call.key_bytes()), facts.seen));
   });
 }
 
-/// Computes attention without a score function. Collective.
-template <class T, class S = Softmax, class M = Full, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
-void attention(Communicator& comm, const Layout& layout,
-               const std::type_identity_t<AttentionArguments<T>>& arguments, const S& scaling = {},
-               const M& mask = {}, const std::type_identity_t<AttentionOptions<T>>& options = {},
-               E&& executor = E{}) {
-  mpi::attention<T>(comm, layout, arguments, scaling, mask, Identity{}, options, std::forward<E>(executor));
+/// Computes attention over a cache (attention.hpp) of the first `length` positions of a layout. The queries have the
+/// last positions. Each rank has appended its own positions to the cache, the argument `keys`. Collective. q is equal
+/// on all ranks, and so are out and lse. If segments begin at multiples of 1024, the results are bit-identical to those
+/// of a single process with one cache. Exception: bfloat16, see above.
+///
+/// `keys` may be any source (key_source.hpp) with the positions of the rank, in the order of its segments.
+///
+/// key_position must be 0. Exception: with rotate_source_keys it may differ. `out` and `lse` must not overlap q and
+/// the memory of the cache. Memory: the states of all chunks of 1024 keys, batch·heads·queries·(dv + 2) numbers per
+/// chunk.
+template <class A = float, class... P>
+requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const Layout& layout, index_t length,
+                                                    const std::type_identity_t<AttentionArguments<A>>& a,
+                                                    P&&... policies) {
+  const detail::Policies<P...> given(policies...);
+  const detail::VariantOf<A, decltype(given)> variant(given.scaling, given.mask, given.score);
+  const detail::AttentionOverRanks<A> call{"mpi::attention", comm, layout, a, variant, given.executor};
+  const auto cache = a.keys.is_given() ? a.keys.refer() : shared::AnyKeys<A>();
+  const detail::ChunkOfKeys<A> none{cache, length, 0, {}};
+  const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
+  shared::Problem<A> problem;
+  std::int64_t fingerprint = 0;
+  const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
+    detail::check_source_arguments(call, cache, length);
+    problem = detail::problem_over_source(call, none, variant);
+    detail::check_policies(call.function, problem, a.rope, variant);
+    detail::check_new_queries(call.function, problem, a.more_queries_than_keys, given.has_mask);
+    if (comm.ranks() > 1) fingerprint = detail::fingerprint_of_all<A>(variant, shape, cache.shape().kv_heads);
+  });
+  auto agreement = detail::agreement_of<decltype(variant)>(call, cache.shape(), true);
+  agreement.add("the type that the cache stores", detail::fingerprint_of_storage(a.keys, cache));
+  agreement.add("length", length);
+  agreement.add("the number of positions of q", a.q.extent(2));
+  agreement.add("a result of scaling, mask or score", fingerprint);
+  agreement.settle(comm, complaint);
+  if (shape.rows() == 0) return;
+  detail::exchange_or_abort(comm, call.function,
+                            [&] { detail::SpreadDecode<A>(call, problem, cache, length).run(); });
 }
+
+SSMAX_MISTAKES_OF(attention, Communicator&, const Layout&,
+                  const std::type_identity_t<AttentionArguments<detail::ComputeOr<A>>>&)
 
 /// Computes the gradients of attention (attention_backward.hpp) of a sequence that the layout splits over ranks.
 /// Collective. Gradients of 16 bits are sums in float, rounded once.
@@ -165,64 +191,47 @@ void attention(Communicator& comm, const Layout& layout,
 /// If several queries or heads share a row of dbias, the ranks add the row in the order of their first queries. The
 /// row is bit-identical for every run with the same layout. It is also bit-identical to a single-process run if one
 /// rank has all of these queries, and the queries belong to one batch entry and head.
-template <class T, class S, class M, class C, class E = Serial>
-requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
-void attention_backward(Communicator& comm, const Layout& layout,
-                        const std::type_identity_t<BackwardArguments<T>>& a,
-                        const std::type_identity_t<AttentionGradients<T>>& g, const S& scaling, const M& mask,
-                        const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
-                        E&& executor = E{}) {
-  static_assert(detail::Storage<T>, "ssmax::mpi::attention_backward: T is float, double, half or bfloat16");
-  const detail::UserGradientVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
-  const detail::BackwardOverRanks<T> call{"mpi::attention_backward",    comm, layout, a, options, variant,
-                                          detail::AnyExecutor(executor)};
-  detail::RowGradientSums<C> rows(score);
-  detail::PolicyFacts policies;
+template <class A = float, class... P>
+requires(detail::is_call<A, P...>()) void attention_backward(
+    Communicator& comm, const Layout& layout, const std::type_identity_t<BackwardArguments<A>>& a,
+    const std::type_identity_t<AttentionGradients<A>>& g, P&&... policies) {
+  const detail::Policies<P...> given(policies...);
+  const detail::GradientVariantOf<A, decltype(given)> variant(given.scaling, given.mask, given.score);
+  const detail::BackwardOverRanks<A> call{
+      "mpi::attention_backward", comm, layout, a, variant, given.executor};
+  detail::RowGradientSums rows(given.score);
+  detail::PolicyFacts facts;
   const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
-    if (g.accumulate) detail::fail_value(call.function, "accumulate", "is", 1, "over ranks it must be", 0);
-    detail::check_arguments(call.function, detail::as_one_process(a, options), detail::as_one_process(g));
+    detail::check_rank_arguments(call.function, a, g);
     const index_t segments = std::ssize(layout.segments());
     if (segments > 16384) {
       detail::fail_value(call.function, "layout", "has segments", segments, "must be at most", 16384);
     }
-    policies = detail::checked_policies(call, variant);
+    facts = detail::checked_policies(call, variant);
     rows.list(call.shape(), detail::computing_rank(call));
   });
   auto agreement = detail::agreement_of<decltype(variant)>(call, call.key_shape());
-  agreement.add("a result of scaling, mask or score", policies.fingerprint);
+  agreement.add("a result of scaling, mask or score", facts.fingerprint);
   agreement.add("the set of queries that share a gradient row of the score", rows.fingerprint());
   agreement.add("the presence of dsinks", g.dsinks.empty() ? 0 : 1);
   agreement.add_if(a.q.extent(2) > 0, "the presence of dlse", detail::is_given(g.dlse) ? 1 : 0);
   agreement.settle(comm, complaint);
-  if (comm.ranks() == 1) {
-    ssmax::attention_backward<detail::ComputeType<T>>(detail::as_one_process(a, options),
-                                                      detail::as_one_process(g), scaling, mask, score,
-                                                      std::forward<E>(executor));
-    return;
-  }
+  if (comm.ranks() == 1) return ssmax::attention_backward<A>(a, g, policies...);
   detail::compare_and_exchange(call, variant, [&] {
     rows.begin(comm.rank());
     if (layout.is_by_heads()) {
-      detail::backward_by_heads<T>(call, g, agreement.last_agreed() != 0);
+      detail::backward_by_heads<A>(call, g, agreement.last_agreed() != 0);
     } else {
-      const detail::Pieces pieces(comm, layout, detail::travel_keys, policies.seen);
-      detail::RingBackward<T>(call, g, pieces).run();
+      const detail::Pieces pieces(comm, layout, detail::travel_keys, facts.seen);
+      detail::RingBackward<A>(call, g, pieces).run();
     }
     rows.add_up(comm);
   });
 }
 
-/// Computes the gradients without a score function. Collective.
-template <class T, class S = Softmax, class M = Full, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
-void attention_backward(Communicator& comm, const Layout& layout,
-                        const std::type_identity_t<BackwardArguments<T>>& arguments,
-                        const std::type_identity_t<AttentionGradients<T>>& gradients, const S& scaling = {},
-                        const M& mask = {}, const std::type_identity_t<AttentionOptions<T>>& options = {},
-                        E&& executor = E{}) {
-  mpi::attention_backward<T>(comm, layout, arguments, gradients, scaling, mask, Identity{}, options,
-                             std::forward<E>(executor));
-}
+SSMAX_MISTAKES_OF(attention_backward, Communicator&, const Layout&,
+                  const std::type_identity_t<BackwardArguments<detail::ComputeOr<A>>>&,
+                  const std::type_identity_t<AttentionGradients<detail::ComputeOr<A>>>&)
 
 /// Appends new positions to the cache of this rank, which holds the rank's positions of the layout, in their order. The
 /// tensors k and v [batch, kv_heads, new, channels] hold all of the rank's positions from `first` of the sequence on.
@@ -256,71 +265,6 @@ void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
   cache.append(View<const T, 4>(new_k.data(), {k.extent(0), k.extent(1), std::ssize(rows), k.extent(3)}),
                View<const T, 4>(new_v.data(), {v.extent(0), v.extent(1), std::ssize(rows), v.extent(3)}),
                rope, {}, offsets);
-}
-
-/// Computes attention over a cache (attention.hpp) of the first `length` positions of a layout. The queries have the
-/// last positions, and the mask is Causal unless given. Each rank has appended its own positions. Collective. q is
-/// equal on all ranks, and so are out and lse. If segments begin at multiples of 1024, the results are bit-identical to
-/// those of a single process with one cache. Exception: bfloat16, see above.
-///
-/// key_position must be 0. Exception: with rotate_source_keys it may differ. `out` and `lse` must not overlap q and
-/// the memory of the cache. Memory: the states of all chunks of 1024 keys, batch·heads·queries·(dv + 2) numbers per
-/// chunk.
-template <class T, class K, class V, class S, class M, class C, class E = Serial>
-requires Scaling<S> && Mask<M> && Score<C> && Executor<E>
-void decode(Communicator& comm, const Layout& layout, index_t length,
-            const std::type_identity_t<DecodeArguments<T>>& a, const KvCache<K, V>& cache, const S& scaling,
-            const M& mask, const C& score, const std::type_identity_t<AttentionOptions<T>>& options = {},
-            E&& executor = E{}) {
-  using A = detail::ComputeType<T>;
-  static_assert(detail::Storage<T> && std::same_as<detail::ComputeType<K>, A>,
-                "ssmax::mpi::decode: double queries need a cache of double and a result of double, other "
-                "queries float, half or bfloat16");
-  const detail::UserVariant<detail::ComputeType<T>, S, M, C> variant(scaling, mask, score);
-  const detail::DecodeOverRanks<T> call{
-      "mpi::decode", comm, layout, a, options, variant, detail::AnyExecutor(executor)};
-  const detail::ChunkOfKeys<KvCache<K, V>> none{cache, length, 0, {}};
-  const auto problem = detail::make_source_problem<M, A>(call.function, shared::InputRows<A>(a.q),
-                                                         shared::AnyKeys<A>(none), options);
-  const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
-  std::int64_t policies = 0;
-  const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
-    detail::check_ranks(call.function, comm, layout);
-    detail::check_part(call.function, "length", 0, length, "must be at most the layout's positions,",
-                       "positions", layout.positions());
-    detail::check_held(call.function, cache, layout, comm.rank(), length);
-    detail::check_no_lengths(call.function, options.lengths);
-    detail::check_arguments(call.function, detail::as_one_process(a, options), shared::AnyKeys<A>(cache));
-    detail::check_no_overlap(call.function, "out", a.out, "q", a.q);
-    if (a.q.extent(2) > length) {
-      detail::fail_value(call.function, "q", "has positions", a.q.extent(2), "the sequence has", length);
-    }
-    detail::check_policies(call.function, problem, options.rope, variant);
-    if (comm.ranks() > 1)
-      policies = detail::fingerprint_of_all<A>(variant, shape, cache.shape().kv_heads);
-  });
-  auto agreement =
-      detail::agreement_of<decltype(variant)>(call, KeySourceShape{.kv_heads = cache.shape().kv_heads});
-  agreement.add("the type that the cache stores", detail::fingerprint_of_types<K, V>());
-  agreement.add("length", length);
-  agreement.add("the number of positions of q", a.q.extent(2));
-  agreement.add("a result of scaling, mask or score", policies);
-  agreement.settle(comm, complaint);
-  if (shape.rows() == 0) return;
-  detail::exchange_or_abort(comm, call.function, [&] {
-    detail::SpreadDecode<T, KvCache<K, V>>(call, problem, cache, length).run();
-  });
-}
-
-/// Computes decode without a score function. Collective.
-template <class T, class K, class V, class S = Softmax, class M = Causal, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
-void decode(Communicator& comm, const Layout& layout, index_t length,
-            const std::type_identity_t<DecodeArguments<T>>& arguments, const KvCache<K, V>& cache,
-            const S& scaling = {}, const M& mask = {},
-            const std::type_identity_t<AttentionOptions<T>>& options = {}, E&& executor = E{}) {
-  mpi::decode<T>(comm, layout, length, arguments, cache, scaling, mask, Identity{}, options,
-                 std::forward<E>(executor));
 }
 
 /// @}

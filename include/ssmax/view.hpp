@@ -87,10 +87,8 @@ class View {
   requires(Rank >= 3 && std::is_const_v<U> == std::is_const_v<T> &&
            !std::same_as<std::remove_cv_t<U>, std::remove_cv_t<T>>)  //
       SSMAX_INLINE constexpr View(const View<U, Rank>&) {
-    static_assert(
-        std::same_as<U, T>,
-        "ssmax::View: the element type differs: lse has the type of computation, and over MPI, q, k, v and "
-        "out have one type");
+    static_assert(std::same_as<U, T>,
+                  "ssmax::View: the element type differs: lse has the type of computation");
   }
 
   /// @endcond

@@ -83,8 +83,8 @@ struct Decoding {
   KvCache<float> cache{{.batch = 2, .width = 4, .capacity = n}};
   std::vector<float> rows = std::vector<float>(2 * n * 4, 1.0f);
   std::array<float, 16> out{};
-  ssmax::mpi::DecodeArguments<float> arguments{.q = {rows.data(), {2, 2, 1, 4}},
-                                               .out = {out.data(), {2, 2, 1, 4}}};
+  AttentionArguments<float> arguments{
+      .q = {rows.data(), {2, 2, 1, 4}}, .keys = cache, .out = {out.data(), {2, 2, 1, 4}}};
 
   Decoding() {
     const View<const float, 4> keys{rows.data(), {2, 1, n, 4}};
@@ -93,11 +93,12 @@ struct Decoding {
   template <class S = Softmax, class M = Causal, class C = Identity>
   void decode(const S& scaling = {}, const M& mask = {}, const C& score = {},
               const AttentionOptions<float>& options = {}) {
-    ssmax::mpi::decode<float>(world(), layout, n, arguments, cache, scaling, mask, score, options);
+    ssmax::mpi::attention(world(), layout, n, with(arguments, options), scaling, mask, score);
   }
 };
 
-TEST_CASE("mpi::decode compares policies for every batch entry and key", "[mpi][decode][errors]") {
+TEST_CASE("mpi::attention over a cache compares policies for every batch entry and key",
+          "[mpi][decode][errors]") {
   if (world().ranks() == 1) return;
   Decoding decoding;
   const std::array<index_t, 2> lengths{n, is_last() ? index_t{20} : index_t{21}};
@@ -126,7 +127,7 @@ TEST_CASE("errors begin with the function's name exactly once", "[mpi][errors]")
     Decoding decoding;
     decoding.layout = call.layout;
     const std::string message = refusal([&] { decoding.decode(); });
-    CHECK(everywhere(begins_with(message, "ssmax::mpi::decode: layout")));
+    CHECK(everywhere(begins_with(message, "ssmax::mpi::attention: layout")));
     const View<const float, 4> keys{decoding.rows.data(), {2, 1, n, 4}};
     const std::string append =
         refusal([&] { ssmax::mpi::append(decoding.cache, decoding.layout, world().rank(), 1, keys, keys); });
@@ -143,7 +144,7 @@ TEST_CASE("errors begin with the function's name exactly once", "[mpi][errors]")
     Decoding decoding;
     const std::string message =
         refusal([&] { decoding.decode(Softmax{}, Causal{}, Identity{}, {.scaled_sinks = is_last()}); });
-    CHECK(everywhere(begins_with(message, "ssmax::mpi::decode: scaled_sinks")));
+    CHECK(everywhere(begins_with(message, "ssmax::mpi::attention: scaled_sinks")));
   }
 }
 
@@ -200,9 +201,9 @@ TEST_CASE("a policy that throws on one rank throws on all ranks", "[mpi][errors]
     check_thrown([&] { call.attention_backward(Softmax{}, mask); }, "attention_backward", "the mask's error");
   }
   Decoding decoding;
-  check_thrown([&] { decoding.decode(Softmax{}, mask); }, "decode", "the mask's error");
+  check_thrown([&] { decoding.decode(Softmax{}, mask); }, "attention", "the mask's error");
   int calls = 12;  // The comparison of policies makes twelve: the first logit of the rank's keys throws.
-  check_thrown([&] { decoding.decode(Softmax{}, Causal{}, ThrowingScore{&calls}); }, "decode",
+  check_thrown([&] { decoding.decode(Softmax{}, Causal{}, ThrowingScore{&calls}); }, "attention",
                "the score's error");
   decoding.decode();
   CHECK(everywhere(std::abs(decoding.out[0] - 1) < 1e-6f));

@@ -27,7 +27,7 @@ bool has_same_bits(const Problem<T>& problem, const Layout& layout, const M& mas
   const Output<T> whole = run<T>(problem, scaling, mask, score, options);
   const int rank = world().rank();
   Share<T> share(problem, layout, rank);
-  ssmax::mpi::attention<T>(world(), layout, share.forward(), scaling, mask, score, options);
+  ssmax::mpi::attention(world(), layout, share.forward(options), scaling, mask, score);
   const Shape& shape = problem.shape;
   const index_t outer = shape.batch * shape.heads;
   return everywhere(same_bits(share.out, share_of(whole.out, outer, shape.dv, layout, rank)) &&

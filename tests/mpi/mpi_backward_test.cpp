@@ -42,10 +42,10 @@ Run compare(const Problem<T>& problem, const Layout& layout, const M& mask, cons
 
   const int rank = world().rank();
   Share<T> share(problem, layout, rank);
-  ssmax::mpi::attention<T>(world(), layout, share.forward(), scaling, mask, score, options);
-  ssmax::mpi::attention_backward<T>(world(), layout, share.backward(),
+  ssmax::mpi::attention<A>(world(), layout, share.forward(options), scaling, mask, score);
+  ssmax::mpi::attention_backward<A>(world(), layout, share.backward(options),
                                     share.gradients(!options.sinks.empty()),
-                                    scaling.gradient(ds_here, db_here), mask, score_here, options);
+                                    scaling.gradient(ds_here, db_here), mask, score_here);
 
   const auto cut = [&](const std::vector<T>& of_whole, index_t of_heads, index_t channels) {
     return share_of(of_whole, shape.batch * of_heads, channels, layout, rank);

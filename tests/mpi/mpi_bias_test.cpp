@@ -47,9 +47,9 @@ std::array<std::vector<float>, 2> gradients(const Shape& shape, const Layout& la
   const auto output = run<float>(problem, scaling, Causal{}, then(whole.score()));
   backward<float>(problem, output, scaling, Causal{}, then(whole.score()));
   Share<float> share(problem, layout, world().rank());
-  ssmax::mpi::attention<float>(world(), layout, share.forward(), scaling, Causal{}, then(here.score()));
-  ssmax::mpi::attention_backward<float>(world(), layout, share.backward(), share.gradients(), scaling,
-                                        Causal{}, then(here.score()));
+  ssmax::mpi::attention(world(), layout, share.forward(), scaling, Causal{}, then(here.score()));
+  ssmax::mpi::attention_backward(world(), layout, share.backward(), share.gradients(), scaling, Causal{},
+                                 then(here.score()));
   return {whole.gradient, here.gradient};
 }
 
@@ -111,8 +111,8 @@ TEST_CASE("throws if ranks sum the gradient of a Bias over different dimensions"
   const auto score =
       Bias(View<const float, 4>(matrix.bias.data(), matrix.extents, matrix.strides)).gradient(dbias);
   const std::string message = refusal([&] {
-    ssmax::mpi::attention_backward<float>(world(), layout, share.backward(), share.gradients(),
-                                          ssmax::Softmax{}, Causal{}, score);
+    ssmax::mpi::attention_backward(world(), layout, share.backward(), share.gradients(), ssmax::Softmax{},
+                                   Causal{}, score);
   });
   INFO(message);
   CHECK(everywhere(mentions(message, "gradient row of the score")));

@@ -19,26 +19,24 @@ struct Call {
   Problem<double> problem{{batch, 2, 1, 40, 40, 4, 4}};
   Layout layout = Layout::contiguous(40, world().ranks(), 1);
   Share<double> share{problem, layout, world().rank()};
-  ssmax::mpi::AttentionArguments<double> arguments = share.forward();
+  AttentionArguments<double> arguments = share.forward();
   bool accumulate = false;
 
   template <class S, class M, class C = Identity>
   void attention(const S& scaling, const M& mask, const C& score = {},
                  const AttentionOptions<double>& options = {}) {
-    ssmax::mpi::attention<double>(world(), layout, arguments, scaling, mask, score, options);
+    ssmax::mpi::attention<double>(world(), layout, with(arguments, options), scaling, mask, score);
   }
   template <class S, class M, class C = Identity>
   void attention_backward(const S& scaling, const M& mask, const C& score = {},
                           const AttentionOptions<double>& options = {}) {
-    ssmax::mpi::attention_backward<double>(
-        world(), layout,
-        {.q = arguments.q, .k = arguments.k, .v = arguments.v, .out = arguments.out, .lse = arguments.lse},
-        {.dout = share.of_queries<const double>(share.dout.data(), 4),
-         .dq = share.of_queries(share.dq.data(), 4),
-         .dk = share.of_keys(share.dk.data(), 4),
-         .dv = share.of_keys(share.dv.data(), 4),
-         .accumulate = accumulate},
-        scaling, mask, score, options);
+    ssmax::mpi::attention_backward<double>(world(), layout, backward_with(share.backward(), options),
+                                           {.dout = share.of_queries(share.dout.data(), 4),
+                                            .dq = share.of_queries(share.dq.data(), 4),
+                                            .dk = share.of_keys(share.dk.data(), 4),
+                                            .dv = share.of_keys(share.dv.data(), 4),
+                                            .accumulate = accumulate},
+                                           scaling, mask, score);
   }
   template <class M = Full, class C = Identity>
   std::string refused(const M& mask = {}, const C& score = {}, const AttentionOptions<double>& options = {}) {

@@ -1,7 +1,9 @@
 // Decode with keys distributed over ranks is bit-identical to decode with one cache.
 
+#include <cmath>
 #include <limits>
 #include <ssmax/mpi.hpp>
+#include <ssmax/paged_kv_cache.hpp>
 #include <string>
 #include <vector>
 
@@ -38,14 +40,14 @@ void check_decode(const M& mask, bool scaled_sinks) {
     const Output<float> sizes({2, heads, kv_heads, queries, 0, d, d});
     Output<float> one = sizes, many = sizes;
     const auto results = [&](Output<float>& to) {
-      return ssmax::mpi::DecodeArguments<float>{.q = q,
-                                                .out = {to.out.data(), {2, heads, queries, d}},
-                                                .lse = {to.lse.data(), {2, heads, queries}}};
+      return AttentionArguments<float>{.q = q,
+                                       .out = {to.out.data(), {2, heads, queries, d}},
+                                       .lse = {to.lse.data(), {2, heads, queries}}};
     };
     const AttentionOptions<float> options{.rope = &rope, .sinks = sinks, .scaled_sinks = scaled_sinks};
     ssmax::attention(with(over(results(one), whole), options), scaling, mask, Softcap{5});
-    ssmax::mpi::decode<float>(world(), layout, length, results(many), share, scaling, mask, Softcap{5},
-                              options);
+    ssmax::mpi::attention(world(), layout, length, with(over(results(many), share), options), scaling, mask,
+                          Softcap{5});
     CHECK(everywhere(one == many));
   }
 }
@@ -56,7 +58,8 @@ TEST_CASE("decode over ranks is bit-identical to decode with one cache", "[mpi][
   check_decode<ssmax::bfloat16>(SlidingWindow{1200}, true);
 }
 
-TEST_CASE("mpi::decode throws for a cache that does not hold the keys of its rank", "[mpi][decode][errors]") {
+TEST_CASE("mpi::attention over a cache throws for a cache that does not hold the keys of its rank",
+          "[mpi][decode][errors]") {
   const Layout layout = Layout::contiguous(64, world().ranks(), 1);
   KvCache<float> cache({.width = 4, .capacity = 64});
   const std::vector<float> k(64 * 4, 1.0f);
@@ -83,8 +86,8 @@ TEST_CASE("mpi::decode throws for a cache that does not hold the keys of its ran
   check_refused_with_words({"cache", "length"}, [&] { append(0); });
   std::vector<float> out(4);
   const std::string message = refusal([&] {
-    ssmax::mpi::decode<float>(world(), layout, 63,
-                              {.q = {k.data(), {1, 1, 1, 4}}, .out = {out.data(), {1, 1, 1, 4}}}, cache);
+    ssmax::mpi::attention(world(), layout, 63,
+                          {.q = {k.data(), {1, 1, 1, 4}}, .keys = cache, .out = {out.data(), {1, 1, 1, 4}}});
   });
   CHECK(everywhere(mentions(message, "cache")));
 }
@@ -111,7 +114,8 @@ TEST_CASE("a state that MPI cannot count is refused", "[mpi][decode][errors]") {
   check_refused_with_words({"2147483648", "2147483647"}, [&] { (void)ssmax::detail::bytes_type(most + 1); });
 }
 
-TEST_CASE("mpi::decode throws for a ring that has overwritten keys", "[mpi][decode][errors]") {
+TEST_CASE("mpi::attention over a cache throws for a ring that has overwritten keys",
+          "[mpi][decode][errors]") {
   const index_t n = 64 * world().ranks();
   const Layout layout = Layout::contiguous(n, world().ranks(), 64);
   const std::vector<float> rows(static_cast<std::size_t>(n) * 4, 1.0f);
@@ -121,8 +125,9 @@ TEST_CASE("mpi::decode throws for a ring that has overwritten keys", "[mpi][deco
     KvCache<float> ring({.width = 4, .capacity = 60, .ring = true, .first = first});
     ssmax::mpi::append(ring, layout, world().rank(), 0, keys, keys);
     const std::string message = refusal([&] {
-      ssmax::mpi::decode<float>(world(), layout, n,
-                                {.q = {rows.data(), {1, 1, 1, 4}}, .out = {out.data(), {1, 1, 1, 4}}}, ring);
+      ssmax::mpi::attention(
+          world(), layout, n,
+          {.q = {rows.data(), {1, 1, 1, 4}}, .keys = ring, .out = {out.data(), {1, 1, 1, 4}}});
     });
     INFO(message);
     const std::string forgotten = "no longer stores keys [" + std::to_string(first) + ", ";
@@ -131,7 +136,66 @@ TEST_CASE("mpi::decode throws for a ring that has overwritten keys", "[mpi][deco
   }
 }
 
-TEST_CASE("mpi::decode multiplies in float if float_products is set", "[mpi][decode]") {
+/// Fills caches with the keys of the ranks and of one process. Returns whether both give the same results.
+template <class M>
+bool paged_has_same_bits(index_t length, index_t queries, const M& mask) {
+  const Problem<float> problem({1, 2, 1, queries, length, 8, 8});
+  const Layout layout = Layout::zigzag(length, world().ranks(), 1024);
+  ssmax::PagedKvCache<float> whole({.width = 8, .page = 32, .pages = 100}), share = whole;
+  const index_t of_whole = whole.add(), of_share = share.add();
+  for (const Segment& segment : layout.segments()) {
+    const index_t count = segment.size();
+    const auto rows = [&](const std::vector<float>& all) {
+      return View<const float, 3>(all.data() + segment.begin * 8, {count, 1, 8});
+    };
+    const std::vector<index_t> tokens(static_cast<std::size_t>(count), of_whole);
+    whole.append(rows(problem.k), rows(problem.v), tokens);
+    if (segment.rank == world().rank()) share.append(rows(problem.k), rows(problem.v), tokens);
+  }
+  const std::vector<index_t> ids{of_whole}, ids_of_share{of_share};
+  Output<float> one(problem.shape), many(problem.shape);
+  const auto arguments = [&](Output<float>& to) {
+    return AttentionArguments<float>{.q = problem.q_view(),
+                                     .out = {to.out.data(), {1, 2, queries, 8}},
+                                     .lse = {to.lse.data(), {1, 2, queries}},
+                                     .more_queries_than_keys = true};
+  };
+  ssmax::attention(over(arguments(one), whole.source(ids)), mask);
+  ssmax::mpi::attention(world(), layout, length, over(arguments(many), share.source(ids_of_share)), mask);
+  return everywhere(one == many);
+}
+
+TEST_CASE("attention over ranks with a paged cache is bit-identical to one process", "[mpi][decode]") {
+  CHECK(paged_has_same_bits(2 * 1024 + 300, 3, Causal{}));
+  CHECK(paged_has_same_bits(2, 3, Causal{}));
+  CHECK(paged_has_same_bits(1024, 2, ssmax::Full{}));
+}
+
+TEST_CASE("attention over a cache on ranks throws for missing keys, k, and a missing mask",
+          "[mpi][decode][errors]") {
+  const index_t n = 64;
+  const Layout layout = Layout::contiguous(n, world().ranks(), 1);
+  KvCache<float> cache({.width = 4, .capacity = n});
+  const std::vector<float> rows(n * 4, 1.0f);
+  const View<const float, 4> keys{rows.data(), {1, 1, n, 4}};
+  ssmax::mpi::append(cache, layout, world().rank(), 0, keys, keys);
+  std::vector<float> out(8);
+  const AttentionArguments<float> valid{
+      .q = {rows.data(), {1, 1, 2, 4}}, .keys = cache, .out = {out.data(), {1, 1, 2, 4}}};
+  const auto refused = [&](const auto& change, const auto&... policies) {
+    AttentionArguments<float> arguments = valid;
+    change(arguments);
+    return refusal([&] { ssmax::mpi::attention(world(), layout, n, arguments, policies...); });
+  };
+  CHECK(everywhere(mentions(refused([](auto& a) { a.keys = {}; }, Causal{}), "keys")));
+  CHECK(everywhere(mentions(refused([&](auto& a) { a.k = keys; }, Causal{}), "k")));
+  CHECK(everywhere(mentions(refused([](auto& a) { a.first_key = 1; }, Causal{}), "first_key")));
+  CHECK(everywhere(mentions(refused([](auto&) {}), "mask")));
+  ssmax::mpi::attention(world(), layout, n, valid, Causal{});
+  CHECK(everywhere(std::abs(out.back() - 1) < 1e-6f));
+}
+
+TEST_CASE("mpi::attention over a cache multiplies in float if float_products is set", "[mpi][decode]") {
   using ssmax::bfloat16;
   const index_t n = 2048, heads = 8, d = 64;
   const Problem<bfloat16> problem({1, heads, 1, n, n, d, d});
@@ -144,20 +208,20 @@ TEST_CASE("mpi::decode multiplies in float if float_products is set", "[mpi][dec
   const Output<bfloat16> sizes({1, heads, 1, 1, 0, d, d});
   Output<bfloat16> one = sizes, many = sizes;
   const auto results = [&](Output<bfloat16>& to) {
-    return ssmax::mpi::DecodeArguments<bfloat16>{.q = ssmax::detail::rows_of(problem.q_view(), n - 1, 1),
-                                                 .out = {to.out.data(), {1, heads, 1, d}},
-                                                 .lse = {to.lse.data(), {1, heads, 1}}};
+    return AttentionArguments<float>{.q = ssmax::detail::rows_of(problem.q_view(), n - 1, 1),
+                                     .out = {to.out.data(), {1, heads, 1, d}},
+                                     .lse = {to.lse.data(), {1, heads, 1}}};
   };
   for (const bool float_products : {false, true}) {
     const AttentionOptions<bfloat16> options{.float_products = float_products};
     ssmax::attention(with(over(results(one), whole), options), SSMax<float>{0.4f}, Causal{});
-    ssmax::mpi::decode<bfloat16>(world(), layout, n, results(many), share, SSMax<float>{0.4f}, Causal{},
-                                 options);
+    ssmax::mpi::attention(world(), layout, n, with(over(results(many), share), options), SSMax<float>{0.4f},
+                          Causal{});
     CHECK(everywhere(one == many));
   }
 }
 
-TEST_CASE("mpi::decode throws for outputs in the cache's memory and for a key_position",
+TEST_CASE("mpi::attention over a cache throws for outputs in the cache's memory and for a key_position",
           "[mpi][decode][errors]") {
   const index_t n = 64;
   const Layout layout = Layout::contiguous(n, world().ranks(), 1);
@@ -168,10 +232,12 @@ TEST_CASE("mpi::decode throws for outputs in the cache's memory and for a key_po
   std::vector<float> out(4);
   const auto refused = [&](float* to, float* lse, index_t key_position) {
     return refusal([&] {
-      ssmax::mpi::decode<float>(
-          world(), layout, n,
-          {.q = {rows.data(), {1, 1, 1, 4}}, .out = {to, {1, 1, 1, 4}}, .lse = {lse, {1, 1, 1}}}, cache,
-          ssmax::Softmax{}, Causal{}, {.key_position = key_position});
+      ssmax::mpi::attention(world(), layout, n,
+                            {.q = {rows.data(), {1, 1, 1, 4}},
+                             .keys = cache,
+                             .out = {to, {1, 1, 1, 4}},
+                             .lse = {lse, {1, 1, 1}},
+                             .key_position = key_position});
     });
   };
   const auto [k, v] = cache.memory();

@@ -24,6 +24,66 @@ TEST_CASE("throws for accumulate", "[mpi][errors]") {
   check_refused_alike(call, call.refused_backward(), {"mpi::attention_backward", "accumulate"});
 }
 
+TEST_CASE("throws for members that have no meaning over ranks", "[mpi][errors]") {
+  using Arguments = ssmax::AttentionArguments<double>;
+  const auto check = [](const char* word, const auto& change) {
+    Call call;
+    const Arguments valid = call.arguments;
+    if (is_last()) change(call.arguments, call);
+    check_refused_alike(call, call.refused(), {"mpi::attention", word, "rank"});
+    call.arguments = valid;
+  };
+  check("first_key", [](Arguments& a, Call&) { a.first_key = 1; });
+  check("all_keys", [](Arguments& a, Call&) { a.all_keys = 40; });
+  check("first_query", [](Arguments& a, Call&) { a.first_query = 1; });
+  check("all_queries", [](Arguments& a, Call&) { a.all_queries = 40; });
+  check("continues", [](Arguments& a, Call&) { a.continues = true; });
+  check("more_queries_than_keys", [](Arguments& a, Call&) { a.more_queries_than_keys = true; });
+  check("state", [](Arguments& a, Call& call) { a.state.shift = call.share.of_rows(call.share.lse.data()); });
+  const KvCache<double> cache({.width = 4, .capacity = 1});
+  check("keys", [&](Arguments& a, Call&) { a.keys = cache; });
+  check("q", [](Arguments& a, Call&) { a = {}; });
+}
+
+TEST_CASE("throws for parts of the queries or keys in the backward", "[mpi][backward][errors]") {
+  const auto check = [](const char* word, const auto& change) {
+    Call call;
+    auto arguments = call.share.backward();
+    if (is_last()) change(arguments);
+    const std::string message = refusal([&] {
+      ssmax::mpi::attention_backward<double>(world(), call.layout, arguments, call.share.gradients());
+    });
+    check_refused_alike(call, message, {"mpi::attention_backward", word, "rank"});
+  };
+  check("first_key", [](auto& a) { a.first_key = 1; });
+  check("all_keys", [](auto& a) { a.all_keys = 40; });
+  check("first_query", [](auto& a) { a.first_query = 1; });
+  check("all_queries", [](auto& a) { a.all_queries = 40; });
+}
+
+TEST_CASE("throws for tensors of different storage types", "[mpi][backward][errors]") {
+  const Problem<float> problem({1, 2, 1, 40, 40, 4, 4});
+  const Layout layout = Layout::contiguous(40, world().ranks(), 1);
+  Share<float> share(problem, layout, world().rank());
+  Share<ssmax::half> other(Problem<ssmax::half>(problem.shape), layout, world().rank());
+  auto arguments = share.forward();
+  arguments.out = other.forward().out;
+  const std::string forward = refusal([&] { ssmax::mpi::attention(world(), layout, arguments); });
+  INFO(forward);
+  CHECK(everywhere(mentions(forward, "out") && mentions(forward, "storage")));
+  auto gradients = share.gradients();
+  gradients.dk = other.gradients().dk;
+  const std::string backward =
+      refusal([&] { ssmax::mpi::attention_backward(world(), layout, share.backward(), gradients); });
+  INFO(backward);
+  CHECK(everywhere(mentions(backward, "dk") && mentions(backward, "storage")));
+  if (world().ranks() == 1) return;
+  const std::string differs =
+      refusal([&] { ssmax::mpi::attention(world(), layout, is_last() ? other.forward() : share.forward()); });
+  INFO(differs);
+  CHECK(everywhere(mentions(differs, "type") && mentions(differs, "differs")));
+}
+
 TEST_CASE("throws for a layout with another number of ranks or another length", "[mpi][errors]") {
   Call call;
   call.layout = Layout::contiguous(40, world().ranks() + 1, 1);
@@ -96,13 +156,21 @@ TEST_CASE("the error names the argument that differs between ranks", "[mpi][erro
     const auto refused = [&]<class X>(X) {
       const ssmax::KvCache<X> cache({.width = 4, .capacity = 1});
       return refusal([&] {
-        ssmax::mpi::decode<float>(world(), layout, 0,
-                                  {.q = {q.data(), {1, 1, 0, 4}}, .out = {out.data(), {1, 1, 0, 4}}}, cache);
+        ssmax::mpi::attention(
+            world(), layout, 0,
+            {.q = {q.data(), {1, 1, 0, 4}}, .keys = cache, .out = {out.data(), {1, 1, 0, 4}}});
       });
     };
     const std::string message = is_last() ? refused(ssmax::half{}) : refused(float{});
     INFO(message);
     CHECK(everywhere(mentions(message, "cache")));
+  }
+  SECTION("whether a length is given") {
+    const KvCache<double> cache({.width = 4, .capacity = 1});
+    const std::string message =
+        is_last() ? refusal([&] { ssmax::mpi::attention<double>(world(), call.layout, 0, {.keys = cache}); })
+                  : call.refused();
+    CHECK(everywhere(mentions(message, "length") || mentions(message, "rank")));
   }
   SECTION("the function") {
     const std::string message = is_last() ? call.refused() : call.refused_backward();

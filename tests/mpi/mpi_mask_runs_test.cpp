@@ -43,14 +43,14 @@ void check_bits(const Problem<T>& problem, const Layout& layout, const M& mask,
   const Result<T> whole = backward<T>(problem, output, scaling.gradient(ds), mask, Identity{}, options);
   const int rank = world().rank();
   Share<T> share(problem, layout, rank);
-  ssmax::mpi::attention<T>(world(), layout, share.forward(), scaling, mask, Identity{}, options);
+  ssmax::mpi::attention<A>(world(), layout, share.forward(options), scaling, mask);
   const auto cut = [&](const auto& of_whole, index_t heads, index_t channels) {
     return share_of(of_whole, shape.batch * heads, channels, layout, rank);
   };
   CHECK(everywhere(same_bits(share.out, cut(output.out, shape.heads, shape.dv))));
   CHECK(everywhere(same_bits(share.lse, cut(output.lse, shape.heads, 1))));
-  ssmax::mpi::attention_backward<T>(world(), layout, share.backward(), share.gradients(),
-                                    scaling.gradient(ds_here), mask, Identity{}, options);
+  ssmax::mpi::attention_backward<A>(world(), layout, share.backward(options), share.gradients(),
+                                    scaling.gradient(ds_here), mask);
   CHECK(everywhere(same_bits(share.dq, cut(whole.dq, shape.heads, shape.d))));
   CHECK(everywhere(same_bits(share.dk, cut(whole.dk, shape.kv_heads, shape.d))));
   CHECK(everywhere(same_bits(share.dv, cut(whole.dv, shape.kv_heads, shape.dv))));
@@ -96,7 +96,7 @@ TEST_CASE("keys outside all runs are not sent", "[mpi]") {
   const Output<float> whole = run<float>(problem, ssmax::Softmax{}, mask, Identity{}, {});
   Share<float> share(problem, layout, world().rank());
   const std::int64_t before = sent_bytes;
-  ssmax::mpi::attention<float>(world(), layout, share.forward(), ssmax::Softmax{}, mask);
+  ssmax::mpi::attention(world(), layout, share.forward(), ssmax::Softmax{}, mask);
   const std::int64_t sent = sent_bytes - before;
   const index_t row = (shape.d + shape.dv) * static_cast<index_t>(sizeof(float));
   CHECK(everywhere(sent == (ranks > 2 ? 2048 * row : 0)));

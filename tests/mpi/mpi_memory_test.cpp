@@ -53,13 +53,13 @@ TEST_CASE("a rank allocates at most two copies of its K and V and 64 MiB", "[mpi
   const double forward = allocated([&] {
     Communicator comm(MPI_COMM_WORLD);  // with new buffers
     comm.scratch().reserve(2 << 20);    // keeps this size
-    ssmax::mpi::attention<float>(comm, layout,
-                                 {.q = view(in.data()),
-                                  .k = view(in.data()),
-                                  .v = view(in.data()),
-                                  .out = view(out.data()),
-                                  .lse = lse_view},
-                                 scaling, window);
+    ssmax::mpi::attention(comm, layout,
+                          {.q = view(in.data()),
+                           .k = view(in.data()),
+                           .v = view(in.data()),
+                           .out = view(out.data()),
+                           .lse = lse_view},
+                          scaling, window);
   });
   CAPTURE(rank, share, forward);
   CHECK(everywhere(forward <= share + 2 * piece + 8 * of_queries + scratch + lists));
@@ -68,7 +68,7 @@ TEST_CASE("a rank allocates at most two copies of its K and V and 64 MiB", "[mpi
   const double backward = allocated([&] {
     Communicator comm(MPI_COMM_WORLD);
     comm.scratch().reserve(2 << 20);
-    ssmax::mpi::attention_backward<float>(
+    ssmax::mpi::attention_backward(
         comm, layout,
         {.q = view(in.data()),
          .k = view(in.data()),
@@ -105,13 +105,15 @@ double allocated_with(ssmax::Workspace& workspace, Communicator& comm, const Pro
   const View<const float, 4> keys{in.data(), {1, shape.kv_heads, shape.keys, shape.d}};
   ssmax::mpi::append(cache, layout, comm.rank(), 0, keys, keys);
   return allocated([&] {
-    ssmax::mpi::attention<T>(comm, layout, share.forward(), scaling, window, options);
-    ssmax::mpi::attention_backward<T>(comm, layout, share.backward(), share.gradients(true),
-                                      scaling.gradient(ds, db), window, options);
-    ssmax::mpi::decode<float>(comm, layout, shape.keys,
-                              {.q = {in.data(), {1, shape.heads, 1, shape.d}},
-                               .out = {decoded.data(), {1, shape.heads, 1, shape.dv}}},
-                              cache, scaling, Causal{}, {.workspace = &workspace});
+    ssmax::mpi::attention(comm, layout, share.forward(options), scaling, window);
+    ssmax::mpi::attention_backward(comm, layout, share.backward(options), share.gradients(true),
+                                   scaling.gradient(ds, db), window);
+    ssmax::mpi::attention(comm, layout, shape.keys,
+                          {.q = {in.data(), {1, shape.heads, 1, shape.d}},
+                           .keys = cache,
+                           .out = {decoded.data(), {1, shape.heads, 1, shape.dv}},
+                           .workspace = &workspace},
+                          scaling, Causal{});
   });
 }
 

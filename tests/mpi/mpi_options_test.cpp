@@ -15,19 +15,21 @@ struct Call : Tensors {
   Layout layout = Layout::contiguous(n * world().ranks(), world().ranks(), 1);
 
   void attention(const Options& options) {
-    ssmax::mpi::attention<float>(
-        world(), layout, {.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)},
-        Softmax{}, Full{}, options);
+    ssmax::mpi::attention(
+        world(), layout,
+        with({.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)}, options));
   }
   void backward(const Options& options) {
     attention({});
-    ssmax::mpi::attention_backward<float>(
-        world(), layout, {.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)},
-        {.dout = view(gradient), .dq = view(dq), .dk = view(dk), .dv = view(dv)}, Softmax{}, Full{}, options);
+    ssmax::mpi::attention_backward(
+        world(), layout,
+        backward_with({.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)},
+                      options),
+        {.dout = view(gradient), .dq = view(dq), .dk = view(dk), .dv = view(dv)});
   }
   void decoded(const Options& options) {
-    ssmax::mpi::decode<float>(world(), layout, n * world().ranks(), {.q = view(q), .out = view(out)}, cache,
-                              Softmax{}, Causal{}, options);
+    ssmax::mpi::attention(world(), layout, n * world().ranks(),
+                          with({.q = view(q), .keys = cache, .out = view(out)}, options), Causal{});
   }
 };
 

@@ -37,9 +37,9 @@ void check(const Shape& shape, const Layout& layout) {
 
   const int rank = world().rank();
   Share<float> share(problem, layout, rank);
-  ssmax::mpi::attention<float>(world(), layout, share.forward(), scaling, Causal{});
-  ssmax::mpi::attention_backward<float>(world(), layout, share.backward(), share.gradients(),
-                                        gradient(dc_here), Causal{});
+  ssmax::mpi::attention(world(), layout, share.forward(), scaling, Causal{});
+  ssmax::mpi::attention_backward(world(), layout, share.backward(), share.gradients(), gradient(dc_here),
+                                 Causal{});
 
   const auto cut = [&](const std::vector<float>& all, index_t heads, index_t channels) {
     return share_of(all, shape.batch * heads, channels, layout, rank);
@@ -73,12 +73,12 @@ TEST_CASE("decode with a multiplier for each query is bit-identical to decode wi
   ssmax::mpi::append(share, layout, rank, 0, problem.k_view(), problem.v_view());
   Output<float> one(shape), many(shape);
   const auto results = [&](Output<float>& to) {
-    return ssmax::mpi::DecodeArguments<float>{.q = problem.q_view(),
-                                              .out = {to.out.data(), {1, 2, queries, 8}},
-                                              .lse = {to.lse.data(), {1, 2, queries}}};
+    return AttentionArguments<float>{.q = problem.q_view(),
+                                     .out = {to.out.data(), {1, 2, queries, 8}},
+                                     .lse = {to.lse.data(), {1, 2, queries}}};
   };
   ssmax::attention(over(results(one), whole), c.scaling(), ssmax::Causal{});
-  ssmax::mpi::decode<float>(world(), layout, n, results(many), share, c.scaling());
+  ssmax::mpi::attention(world(), layout, n, over(results(many), share), c.scaling(), ssmax::Causal{});
   CHECK(everywhere(one == many));
 }
 
@@ -89,8 +89,8 @@ TEST_CASE("throws for multipliers that cover only the rank's own queries", "[mpi
   Share<float> share(problem, Layout::contiguous(41, world().ranks(), 1), world().rank());
   const auto refused = [&](const Multipliers& c) {
     return refusal([&] {
-      ssmax::mpi::attention<float>(world(), Layout::contiguous(41, world().ranks(), 1), share.forward(),
-                                   c.scaling(), Causal{});
+      ssmax::mpi::attention(world(), Layout::contiguous(41, world().ranks(), 1), share.forward(), c.scaling(),
+                            Causal{});
     });
   };
   Shape of_share = shape;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../attention_backward_problem.hpp"
+#include "../call.hpp"
 #include "../same_bits.hpp"
 
 namespace mpi_problem {
@@ -86,23 +87,25 @@ struct Share {
   View<X, 3> of_rows(X* data) const {
     return {data, {shape.batch, shape.heads, shape.queries}};
   }
-  ssmax::mpi::AttentionArguments<T> forward() {
-    return {.q = of_queries<const T>(q.data(), shape.d),
-            .k = of_keys<const T>(k.data(), shape.d),
-            .v = of_keys<const T>(v.data(), shape.dv),
-            .out = of_queries(out.data(), shape.dv),
-            .lse = of_rows(lse.data())};
+  AttentionArguments<attention_problem::Compute<T>> forward(const AttentionOptions<T>& options = {}) {
+    return with({.q = of_queries(q.data(), shape.d),
+                 .k = of_keys(k.data(), shape.d),
+                 .v = of_keys(v.data(), shape.dv),
+                 .out = of_queries(out.data(), shape.dv),
+                 .lse = of_rows(lse.data())},
+                options);
   }
-  ssmax::mpi::BackwardArguments<T> backward() const {
-    return {.q = of_queries(q.data(), shape.d),
-            .k = of_keys(k.data(), shape.d),
-            .v = of_keys(v.data(), shape.dv),
-            .out = of_queries(out.data(), shape.dv),
-            .lse = of_rows(lse.data())};
+  BackwardArguments<attention_problem::Compute<T>> backward(const AttentionOptions<T>& options = {}) const {
+    return backward_with({.q = of_queries(q.data(), shape.d),
+                          .k = of_keys(k.data(), shape.d),
+                          .v = of_keys(v.data(), shape.dv),
+                          .out = of_queries(out.data(), shape.dv),
+                          .lse = of_rows(lse.data())},
+                         options);
   }
-  ssmax::mpi::AttentionGradients<T> gradients(bool has_sinks = false) {
-    return {.dout = of_queries<const T>(dout.data(), shape.dv),
-            .dlse = of_rows<const attention_problem::Compute<T>>(dlse.data()),
+  AttentionGradients<attention_problem::Compute<T>> gradients(bool has_sinks = false) {
+    return {.dout = of_queries(dout.data(), shape.dv),
+            .dlse = of_rows(dlse.data()),
             .dq = of_queries(dq.data(), shape.d),
             .dk = of_keys(dk.data(), shape.d),
             .dv = of_keys(dv.data(), shape.dv),

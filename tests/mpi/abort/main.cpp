@@ -45,13 +45,13 @@ void call(std::string_view what) {
   std::atomic<index_t> calls_left = is_last ? 6 * n + 1000 : index_t{1} << 40;
   const Throwing score{&calls_left};
   if (what == "backward") {
-    ssmax::mpi::attention_backward<float>(
+    ssmax::mpi::attention_backward(
         comm, layout, {.q = in, .k = in, .v = in, .out = in, .lse = {lse.data(), {1, 2, own}}},
         {.dout = in, .dq = {dq.data(), extents}, .dk = {dk.data(), extents}, .dv = {dv.data(), extents}},
         ssmax::Softmax{}, ssmax::Causal{}, score);
   } else {
-    ssmax::mpi::attention<float>(comm, layout, {.q = in, .k = in, .v = in, .out = {out.data(), extents}},
-                                 ssmax::Softmax{}, ssmax::Causal{}, score);
+    ssmax::mpi::attention(comm, layout, {.q = in, .k = in, .v = in, .out = {out.data(), extents}},
+                          ssmax::Softmax{}, ssmax::Causal{}, score);
   }
 }
 

@@ -27,10 +27,14 @@ class Arena {
 
   template <class U>
   U* take(index_t count) {
+    return reinterpret_cast<U*>(take(count, sizeof(U)));
+  }
+  std::byte* take(index_t count, index_t element_bytes) {
     const std::size_t at = used_;
-    const std::size_t bytes = multiply_bytes(static_cast<std::size_t>(count), sizeof(U));
+    const std::size_t bytes =
+        multiply_bytes(static_cast<std::size_t>(count), static_cast<std::size_t>(element_bytes));
     used_ = add_bytes(used_, add_bytes(bytes, 63) / 64 * 64);
-    return memory_ == nullptr ? nullptr : reinterpret_cast<U*>(memory_ + at);
+    return memory_ == nullptr ? nullptr : memory_ + at;
   }
   [[nodiscard]] std::size_t used() const { return used_; }
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <array>
-#include <type_traits>
 
 #include "../memory/arena.hpp"
 #include "head_exchange.hpp"
@@ -20,121 +19,109 @@ struct WantedArrays {
   index_t kept_rows = 0, sums_of_row = 0;  // of KeptSums. The rows are the queries of all rounds
 };
 
-/// The memory for all positions of one kv head and of its query heads.
-template <class T>
+/// All positions of one kv head and of its query heads: arguments whose tensors lie in memory of an arena.
+template <class A, class Arguments>
 struct WholeHeads {
-  /// Takes the memory of the views from the arena. The views have the extents of all queries and keys. Views
-  /// that are not wanted are empty.
-  WholeHeads(Arena& arena, const QueryShape& shape, const KeySourceShape& keys, const WantedArrays& wanted)
-      : kept(arena, wanted.kept_rows, wanted.sums_of_row) {
-    const index_t group = shape.heads / keys.kv_heads;
-    const auto rows = [&](auto& view, bool is_wanted, index_t heads, index_t channels) {
-      using X = std::remove_pointer_t<decltype(view.data_handle())>;
-      const index_t count = is_wanted ? shape.queries : 0;
-      view = {arena.take<X>(shape.batch * heads * count * channels), {shape.batch, heads, count, channels}};
+  /// Tensors that are not wanted stay as given.
+  template <class Call>
+  WholeHeads(Arena& arena, const Call& call, const AttentionGradients<A>& gradients,
+             const WantedArrays& wanted)
+      : a(call.a), g(gradients), kept(arena, wanted.kept_rows, wanted.sums_of_row) {
+    const QueryShape shape = call.shape();
+    const index_t group = call.group();
+    const auto place = [&](Rows& tensor, index_t heads) {
+      const std::array<index_t, 4> extents{shape.batch, heads, shape.queries, tensor.extent(3)};
+      const index_t elements = shape.batch * heads * shape.queries * tensor.extent(3);
+      tensor.place(arena.take(elements, tensor.element_bytes()), extents);
     };
-    rows(q, true, group, keys.width);
-    rows(k, true, 1, keys.width);
-    rows(v, true, 1, keys.value_width);
-    rows(out, true, group, keys.value_width);
-    rows(lse, wanted.lse, group, 1);
-    rows(dout, wanted.gradients, group, keys.value_width);
-    rows(dlse, wanted.dlse, group, 1);
-    rows(dq, wanted.gradients, group, keys.width);
-    rows(dk, wanted.gradients, 1, keys.width);
-    rows(dv, wanted.gradients, 1, keys.value_width);
+    const auto place_numbers = [&](auto& numbers) {
+      numbers =
+          View<A, 3>(arena.take<A>(shape.batch * group * shape.queries), {shape.batch, group, shape.queries});
+    };
+    place(a.q, group), place(a.k, 1), place(a.v, 1), place(a.out, group);
+    if (wanted.lse) place_numbers(a.lse);
+    if (!wanted.gradients) return;
+    place(g.dout, group), place(g.dq, group), place(g.dk, 1), place(g.dv, 1);
+    if (wanted.dlse) place_numbers(g.dlse);
   }
 
-  View<T, 4> q, k, v, out, dout, dq, dk, dv;
-  View<ComputeType<T>, 4> lse, dlse;
+  Arguments a;
+  AttentionGradients<A> g;
   KeptSums kept;  // [rounds][batch, heads per kv head, positions]
 };
 
-/// Returns a view of one number per row as rows with one channel.
-template <class Compute>
-View<Compute, 4> as_rows(const View<Compute, 3>& numbers) {
-  return {numbers.data_handle(),
-          {numbers.extent(0), numbers.extent(1), numbers.extent(2), 1},
-          {numbers.stride(0), numbers.stride(1), numbers.stride(2), 1}};
-}
-template <class Compute>
-View<Compute, 3> as_numbers(const View<Compute, 4>& rows) {
-  if (rows.size() == 0) return {};
-  return {rows.data_handle(), {rows.extent(0), rows.extent(1), rows.extent(2)}};
+/// Returns one number per row as rows with one channel.
+template <class X>
+Rows as_rows(const View<X, 3>& numbers) {
+  return {View<X, 4>(numbers.data_handle(), {numbers.extent(0), numbers.extent(1), numbers.extent(2), 1},
+                     {numbers.stride(0), numbers.stride(1), numbers.stride(2), 1}),
+          ElementKind::compute};
 }
 
 /// Returns the problem of the heads from `first` on that `whole` holds. `keys` are those of `whole`.
-template <class T, class A, class V>
-Problem<ComputeType<T>> problem_of_heads(const RankCall<T, A, V>& call, const WholeHeads<T>& whole,
-                                         const ViewKeys<ComputeType<T>>& keys, index_t first) {
-  const InputRows<ComputeType<T>> q{View<const T, 4>(whole.q)};
-  return heads_among(
-      make_problem(call.function, q, AnyKeys<ComputeType<T>>(keys), call.options),
-      first, call.shape().heads);
+template <class A, class Arguments, class V>
+Problem<A> problem_of_heads(const RankCall<A, Arguments, V>& call, const WholeHeads<A, Arguments>& whole,
+                            const ViewKeys<A>& keys, index_t first) {
+  return heads_among(make_problem<A>(call.function, whole.a.q, AnyKeys<A>(keys), call.a), first,
+                     call.shape().heads);
 }
 
 /// Collective. `has_lse` must be equal on all ranks.
-template <class T>
-void forward_by_heads(const AttentionOverRanks<T>& call, bool has_lse) {
-  const auto whole =
-      reserve_on_all<WholeHeads<T>>(call, call.shape(), call.key_shape(), WantedArrays{.lse = has_lse});
+template <class A>
+void forward_by_heads(const AttentionOverRanks<A>& call, bool has_lse) {
+  using Whole = WholeHeads<A, AttentionArguments<A>>;
+  const auto whole = reserve_on_all<Whole>(call, call, AttentionGradients<A>(), WantedArrays{.lse = has_lse});
   HeadExchange exchange(call.comm, call.layout, call.key_shape().kv_heads);
   for (index_t round = 0; round < exchange.rounds(); ++round) {
-    exchange.gather(call.a.q, whole.q, round);
-    exchange.gather(call.a.k, whole.k, round);
-    exchange.gather(call.a.v, whole.v, round);
+    exchange.gather(call.a.q, whole.a.q, round);
+    exchange.gather(call.a.k, whole.a.k, round);
+    exchange.gather(call.a.v, whole.a.v, round);
     if (exchange.has_head(call.comm.rank(), round)) {
       const index_t first = (exchange.first_of(call.comm.rank()) + round) * call.group();
-      const auto keys = keys_in<ComputeType<T>>(whole.k, whole.v, call.layout.positions());
-      compiled::run_attention<OperandOf<T, ComputeType<T>>>(
+      const ViewKeys<A> keys = keys_in(whole.a.k, whole.a.v, call.layout.positions());
+      call.a.q.functions()->run(
           problem_of_heads(call, whole, keys, first), call.variant,
-          make_result<ComputeType<T>>(whole.out, as_numbers(whole.lse), call.options, first), &call.comm.scratch(),
-          call.executor);
+          make_result<A>(whole.a.out, has_lse ? whole.a.lse : View<A, 3>(), call.a, first),
+          &call.comm.scratch(), call.executor);
     }
-    exchange.scatter(whole.out, call.a.out, round);
-    if (has_lse) exchange.scatter(whole.lse, as_rows(call.a.lse), round);
+    exchange.scatter(whole.a.out, call.a.out, round);
+    if (has_lse) exchange.scatter(as_rows(whole.a.lse), as_rows(call.a.lse), round);
   }
 }
 
 /// Collective. `has_dlse` must be equal on all ranks.
-template <class T>
-void backward_by_heads(const BackwardOverRanks<T>& call, const mpi::AttentionGradients<T>& g, bool has_dlse) {
+template <class A>
+void backward_by_heads(const BackwardOverRanks<A>& call, const AttentionGradients<A>& g, bool has_dlse) {
   const QueryShape shape = call.shape();
   const index_t n = shape.queries, group = call.group(), rows = shape.batch * group * n;  // per round
   const bool wants_gradients = call.variant.wants_gradients() || !g.dsinks.empty();
   HeadExchange exchange(call.comm, call.layout, call.key_shape().kv_heads);
-  const auto whole =
-      reserve_on_all<WholeHeads<T>>(call, shape, call.key_shape(),
-                                    WantedArrays{.lse = true,
-                                                 .gradients = true,
-                                                 .dlse = has_dlse,
-                                                 .kept_rows = wants_gradients ? exchange.rounds() * rows : 0,
-                                                 .sums_of_row = 1 + call.variant.parameters()});
+  const auto whole = reserve_on_all<WholeHeads<A, BackwardArguments<A>>>(
+      call, call, g,
+      WantedArrays{.lse = true,
+                   .gradients = true,
+                   .dlse = has_dlse,
+                   .kept_rows = wants_gradients ? exchange.rounds() * rows : 0,
+                   .sums_of_row = 1 + call.variant.parameters()});
   for (index_t round = 0; round < exchange.rounds(); ++round) {
-    exchange.gather(call.a.q, whole.q, round);
-    exchange.gather(call.a.k, whole.k, round);
-    exchange.gather(call.a.v, whole.v, round);
-    exchange.gather(call.a.out, whole.out, round);
-    exchange.gather(as_rows(call.a.lse), whole.lse, round);
-    exchange.gather(g.dout, whole.dout, round);
-    if (has_dlse) exchange.gather(as_rows(g.dlse), whole.dlse, round);
+    exchange.gather(call.a.q, whole.a.q, round);
+    exchange.gather(call.a.k, whole.a.k, round);
+    exchange.gather(call.a.v, whole.a.v, round);
+    exchange.gather(call.a.out, whole.a.out, round);
+    exchange.gather(as_rows(call.a.lse), as_rows(whole.a.lse), round);
+    exchange.gather(g.dout, whole.g.dout, round);
+    if (has_dlse) exchange.gather(as_rows(g.dlse), as_rows(whole.g.dlse), round);
     if (exchange.has_head(call.comm.rank(), round)) {
       const index_t first = (exchange.first_of(call.comm.rank()) + round) * group;
-      const auto keys = keys_in<ComputeType<T>>(whole.k, whole.v, n);
-      const BackwardProblem<ComputeType<T>> problem = make_backward_problem<ComputeType<T>>(
-          problem_of_heads(call, whole, keys, first), {.out = whole.out, .lse = as_numbers(whole.lse)},
-          {.dout = whole.dout,
-           .dlse = as_numbers(whole.dlse),
-           .dq = whole.dq,
-           .dk = whole.dk,
-           .dv = whole.dv,
-           .dsinks = g.dsinks},
-          call.options, {.kept = whole.kept.from(round * rows)});
-      compiled::run_backward<OperandOf<T, ComputeType<T>>>(problem, call.variant, &call.comm.scratch(), call.executor);
+      const ViewKeys<A> keys = keys_in(whole.a.k, whole.a.v, n);
+      const BackwardProblem<A> problem =
+          make_backward_problem<A>(problem_of_heads(call, whole, keys, first), whole.a, whole.g, call.a,
+                                   {.kept = whole.kept.from(round * rows)});
+      g.dout.functions()->run(problem, call.variant, &call.comm.scratch(), call.executor);
     }
-    exchange.scatter(whole.dq, g.dq, round);
-    exchange.scatter(whole.dk, g.dk, round);
-    exchange.scatter(whole.dv, g.dv, round);
+    exchange.scatter(whole.g.dq, g.dq, round);
+    exchange.scatter(whole.g.dk, g.dk, round);
+    exchange.scatter(whole.g.dv, g.dv, round);
   }
   if (!wants_gradients) return;
   hand_over_all(call.comm, call.variant, shape, g.dsinks, [&](index_t batch, index_t head) {

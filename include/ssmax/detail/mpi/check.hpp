@@ -3,8 +3,7 @@
 
 #include <algorithm>
 
-#include "../../kv_cache.hpp"
-#include "../attention/desk/build.hpp"
+#include "../attention/desk/build_backward.hpp"
 #include "agreement.hpp"
 #include "head_exchange.hpp"
 #include "share.hpp"
@@ -35,19 +34,77 @@ auto computing_rank(const Call& call) {
   };
 }
 
-/// Calls check_policies for each segment of this rank. V is the type that holds the policies.
-template <class T, class A, class B, class V>
-void check_segments(const RankCall<T, A, B>& call, const V& variant) {
+/// Throws if a member that has no meaning over ranks is given.
+template <class Arguments>
+void check_members(const char* function, const Arguments& a) {
+  const auto is_0 = [&](const char* name, index_t number) {
+    if (number != 0) fail_value(function, name, "is", number, "over ranks it must be", 0);
+  };
+  is_0("first_key", a.first_key);
+  is_0("all_keys", a.all_keys);
+  is_0("first_query", a.first_query);
+  is_0("all_queries", a.all_queries);
+  if constexpr (requires { a.state; }) {
+    is_0("continues", a.continues ? 1 : 0);
+    if (has_state(a)) fail_format("ssmax::%s: state is given, over ranks the call takes out", function);
+  }
+  check_no_lengths(function, a.lengths, "over ranks");
+}
+
+/// Throws unless a tensor is given and has the storage type of q.
+inline void check_storage(const char* function, const char* name, const Rows& tensor, const Rows& q) {
+  if (tensor.element_bytes() == 0) fail_format("ssmax::%s: %s is left out, must be given", function, name);
+  if (tensor.kind() != q.kind() || tensor.element_bytes() != q.element_bytes()) {
+    fail_format("ssmax::%s: %s and q have different storage types, over ranks they must be the same",
+                function, name);
+  }
+}
+
+/// Checks the arguments of this rank's part of a call over keys in views.
+template <class A>
+void check_rank_arguments(const char* function, const AttentionArguments<A>& a) {
+  check_members(function, a);
+  if (a.keys.is_given()) {
+    fail_format("ssmax::%s: keys are given, over ranks they take the length of the sequence as an argument",
+                function);
+  }
+  if (a.more_queries_than_keys) {
+    fail_format("ssmax::%s: more_queries_than_keys is true, must be false without a source of keys",
+                function);
+  }
+  check_arguments(function, a);
+  check_no_overlap(function, "out", a.out, "q", a.q);
+  check_storage(function, "q", a.q, a.q);
+  check_storage(function, "k", a.k, a.q);
+  check_storage(function, "v", a.v, a.q);
+  check_storage(function, "out", a.out, a.q);
+}
+template <class A>
+void check_rank_arguments(const char* function, const BackwardArguments<A>& a,
+                          const AttentionGradients<A>& g) {
+  check_members(function, a);
+  if (g.accumulate) fail_value(function, "accumulate", "is", 1, "over ranks it must be", 0);
+  check_arguments(function, a, g);
+  check_storage(function, "q", a.q, a.q);
+  check_storage(function, "k", a.k, a.q);
+  check_storage(function, "v", a.v, a.q);
+  check_storage(function, "out", a.out, a.q);
+  check_storage(function, "dout", g.dout, a.q);
+  check_storage(function, "dq", g.dq, a.q);
+  check_storage(function, "dk", g.dk, a.q);
+  check_storage(function, "dv", g.dv, a.q);
+}
+
+/// Calls check_policies for each segment of this rank. P is the type that holds the policies.
+template <class A, class Arguments, class V, class P>
+void check_segments(const RankCall<A, Arguments, V>& call, const P& variant) {
   const index_t positions = call.layout.positions();
-  const Problem<ComputeType<T>> whole = whole_problem(call);
+  const Problem<A> whole = whole_problem(call);
   const auto check = [&](const Piece& segment) {
     const index_t count = segment.size();
-    const ViewKeys<ComputeType<T>> keys =
-        KeyShare<T>{rows_of(call.a.k, segment.row, count), rows_of(call.a.v, segment.row, count), positions,
-                    segment.begin}
-            .source();
+    const ViewKeys<A> keys = keys_from(call, segment.row, count, segment.begin);
     const auto queries = with_queries(whole, segment.row, count, segment.begin, positions);
-    check_policies(call.function, with_keys(queries, keys), call.options.rope, variant);
+    check_policies(call.function, with_keys(queries, keys), call.a.rope, variant);
   };
   if (call.layout.count(call.comm.rank()) == 0) check({});
   for (const Piece& segment : segments_of(call.layout)) {
@@ -62,72 +119,104 @@ struct PolicyFacts {
 };
 
 /// Checks the share and the policies of this rank, and returns the facts of the policies.
-template <class T, class A, class B, class V>
-PolicyFacts checked_policies(const RankCall<T, A, B>& call, const V& variant) {
+template <class A, class Arguments, class V, class P>
+PolicyFacts checked_policies(const RankCall<A, Arguments, V>& call, const P& variant) {
   check_share(call);
   check_segments(call, variant);
   if (call.comm.ranks() == 1) return {};
-  PolicyFacts facts{{}, fingerprint_of_ranges<ComputeType<T>>(variant, call.shape(), call.a.k.extent(1))};
+  PolicyFacts facts{{}, fingerprint_of_ranges<A>(variant, call.shape(), call.a.k.extent(1))};
   if (!call.layout.is_by_heads()) {
     facts.seen = blocks_seen_by(variant, call.shape(), call.layout, call.comm.rank());
   }
   return facts;
 }
 
-/// Returns the list of arguments and options that must be equal on all ranks. V is the type that holds the policies.
-template <class V, class T, class A, class B>
-Agreement agreement_of(const RankCall<T, A, B>& call, const KeySourceShape& keys) {
-  const mpi::AttentionOptions<T>& options = call.options;
+/// Returns the list of arguments and options that must be equal on all ranks. P is the type that holds the policies.
+template <class P, class A, class Arguments, class V>
+Agreement agreement_of(const RankCall<A, Arguments, V>& call, const KeySourceShape& keys,
+                       bool has_length = false) {
+  const Arguments& a = call.a;
   Agreement all(call.function);
-  all.add("the element type, or a type of a policy", fingerprint_of_types<T, V>());
+  all.add("the presence of length", has_length ? 1 : 0);
+  all.add("the element type, or a type of a policy",
+          Fingerprint().add(a.q.kind(), a.q.element_bytes(), fingerprint_of_types<A, P>()).value());
   all.add("the layout", fingerprint(call.layout));
-  all.add("the batch", call.a.q.extent(0));
-  all.add("the number of heads of q", call.a.q.extent(1));
+  all.add("the batch", a.q.extent(0));
+  all.add("the number of heads of q", a.q.extent(1));
   all.add("the number of heads of k", keys.kv_heads);
-  all.add("the width of q and k", call.a.q.extent(3));
+  all.add("the width of q and k", a.q.extent(3));
   all.add("the width of v", keys.value_width);
-  all.add("the scale", Fingerprint().add(logit_scale(options, call.a.q.extent(3))).value());
-  all.add("the rope", options.rope != nullptr ? fingerprint(options.rope->options()) : 0);
-  all.add("key_position", options.key_position);
-  all.add("sinks", Fingerprint().add_bytes(options.sinks.data(), options.sinks.size_bytes()).value());
-  all.add("scaled_sinks", options.scaled_sinks);
-  all.add("float_products", options.float_products);
-  all.add("rounded_rotation", options.rounded_rotation);
-  all.add("batch_invariant", options.batch_invariant);
-  all.add("rotate_source_keys", options.rotate_source_keys);
+  all.add("the scale", Fingerprint().add(logit_scale(a, a.q.extent(3))).value());
+  all.add("the rope", a.rope != nullptr ? fingerprint(a.rope->options()) : 0);
+  all.add("key_position", a.key_position);
+  all.add("sinks", Fingerprint().add_bytes(a.sinks.data(), a.sinks.size_bytes()).value());
+  all.add("scaled_sinks", a.scaled_sinks);
+  all.add("float_products", a.float_products);
+  all.add("rounded_rotation", a.rounded_rotation);
+  all.add("batch_invariant", a.batch_invariant);
+  if constexpr (requires { a.rotate_source_keys; }) all.add("rotate_source_keys", a.rotate_source_keys);
   return all;
 }
 
 /// Collective. Compares masks that have `sees`, then calls `exchange`. Returns at once if the call has no queries.
-template <class T, class A, class B, class V, class F>
-void compare_and_exchange(const RankCall<T, A, B>& call, const V& variant, const F& exchange) {
+template <class A, class Arguments, class V, class P, class F>
+void compare_and_exchange(const RankCall<A, Arguments, V>& call, const P& variant, const F& exchange) {
   const QueryShape shape = call.shape();
   if (shape.batch == 0 || shape.heads == 0) return;
   if (variant.has_predicate) {
-    compare_by_neighbours<ComputeType<T>>(call.comm, call.function, variant, shape, computing_rank(call));
+    compare_by_neighbours<A>(call.comm, call.function, variant, shape, computing_rank(call));
   }
   exchange_or_abort(call.comm, call.function, exchange);
 }
 
-/// Throws unless every sequence of the cache holds the rank's share of the first `length` positions. Returns their
-/// number.
-template <class K, class V>
-index_t check_held(const char* function, const KvCache<K, V>& cache, const mpi::Layout& layout, int rank,
+/// Throws unless every sequence of a source of keys holds the rank's share of the first `length` positions. Returns
+/// their number.
+template <class Source>
+index_t check_held(const char* function, const Source& keys, const mpi::Layout& layout, int rank,
                    index_t length) {
   index_t held = 0;
   for (const mpi::Segment& segment : layout.segments()) {
     if (segment.rank == rank) held += std::max<index_t>(0, std::min(segment.end, length) - segment.begin);
   }
-  for (index_t b = 0; b < cache.shape().batch; ++b) {
-    check_equal(function, "cache", "has length", cache.length(b), "the layout's share so far is", held);
-    if (const KeyRange forgotten = cache.forgotten(b); forgotten.size() > 0) {
+  for (index_t b = 0; b < keys.shape().batch; ++b) {
+    check_equal(function, "cache", "has length", keys.length(b), "the layout's share so far is", held);
+    KeyRange lost = keys.forgotten(b);
+    if (lost.size() == 0) lost = {0, keys.stored(b).begin};
+    if (lost.size() > 0) {
       fail_format(
           "ssmax::%s: cache no longer stores keys [%td, %td) of sequence %td, a cache over MPI must store "
           "all %td",
-          function, forgotten.begin, forgotten.end, b, held);
+          function, lost.begin, lost.end, b, held);
     }
   }
   return held;
+}
+
+/// Returns a hash of the storage types of a source of keys, or 0 without a source.
+template <class A>
+std::int64_t fingerprint_of_storage(const Keys<A>& given, const AnyKeys<A>& keys) {
+  if (!given.is_given()) return 0;
+  Fingerprint result;
+  for (const StoredType<A>* type : {&keys.k_type(), &keys.v_type()})
+    result.add(type->kind, type->size, type->group);
+  return result.value();
+}
+
+/// Checks the arguments of a call over a cache of the first `length` positions.
+template <class A>
+void check_source_arguments(const AttentionOverRanks<A>& call, const AnyKeys<A>& cache, index_t length) {
+  const AttentionArguments<A>& a = call.a;
+  check_ranks(call.function, call.comm, call.layout);
+  check_part(call.function, "length", 0, length, "must be at most the layout's positions,", "positions",
+             call.layout.positions());
+  check_members(call.function, a);
+  if (!a.keys.is_given())
+    fail_format("ssmax::%s: keys are left out, must be given with a length", call.function);
+  check_held(call.function, cache, call.layout, call.comm.rank(), length);
+  check_arguments(call.function, a, cache);
+  check_no_overlap(call.function, "out", a.out, "q", a.q);
+  check_storage(call.function, "q", a.q, a.q);
+  check_storage(call.function, "out", a.out, a.q);
 }
 
 SSMAX_END

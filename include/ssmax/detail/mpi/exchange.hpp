@@ -8,6 +8,7 @@
 // MPI moves messages only inside its own functions. So the code that computes calls poll() between its steps.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "pieces.hpp"
@@ -15,14 +16,13 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// An exchange of keys that are sent as X. A piece is k [batch, kv_heads, keys, d], then v [batch, kv_heads,
-/// keys, dv].
-template <class X>
+/// An exchange of keys as bytes. A piece is k [batch, kv_heads, keys, d], then v [batch, kv_heads, keys, dv].
 class KeyExchange {
  public:
-  /// `own` holds this rank's pieces, packed one after another, with `row` elements per key. `incoming` must
+  /// `own` holds this rank's pieces, packed one after another, with `row` bytes per key. `incoming` must
   /// have space for two pieces.
-  KeyExchange(mpi::Communicator& comm, const Pieces& pieces, index_t row, const X* own, X* incoming)
+  KeyExchange(mpi::Communicator& comm, const Pieces& pieces, index_t row, const std::byte* own,
+              std::byte* incoming)
       : pieces_(pieces), requests_(comm), row_(row), own_(own) {
     buffers_[0] = incoming;
     buffers_[1] = incoming + pieces.longest() * row;
@@ -46,7 +46,7 @@ class KeyExchange {
 
   /// Returns the keys of the next step and releases the keys of the step before. Calls poll() while it waits.
   template <class Poll>
-  const X* next(const Poll& poll) {
+  const std::byte* next(const Poll& poll) {
     if (step_ > 0 && is_foreign(steps_[step_ - 1])) {
       ++taken_;
       receive_next();
@@ -70,7 +70,7 @@ class KeyExchange {
   // MPI guarantees tags up to 32767. Keys use tags below 8192, sums of gradients use tags from 8192 on.
   static int tag(std::size_t piece) { return static_cast<int>(piece % 8192); }
   [[nodiscard]] std::size_t size_of(const Piece& piece) const {
-    return static_cast<std::size_t>(piece.size() * row_) * sizeof(X);
+    return static_cast<std::size_t>(piece.size() * row_);
   }
   [[nodiscard]] bool is_foreign(std::size_t piece) const {
     return pieces_.list()[piece].rank != pieces_.rank();
@@ -87,8 +87,8 @@ class KeyExchange {
   const Pieces& pieces_;
   Requests requests_;
   index_t row_;
-  const X* own_;
-  X* buffers_[2];
+  const std::byte* own_;
+  std::byte* buffers_[2];
   MPI_Request incoming_[2]{MPI_REQUEST_NULL, MPI_REQUEST_NULL};
   Outgoing sends_;
   std::vector<std::size_t> steps_;

@@ -1,20 +1,21 @@
 // Exchanges shares of positions for whole heads and back: one all-to-all per kv head of a rank. Datatypes
-// that describe the views let MPI read and write rows in place, without packing.
+// that describe the tensors let MPI read and write rows in place, without packing.
 #pragma once
 
 #include <vector>
 
+#include "../attention/terms/tensors.hpp"
 #include "datatype.hpp"
 #include "exchange.hpp"
 
 SSMAX_BEGIN_DETAIL
 
-/// Returns a datatype for `heads` heads of a view from `head` on, in all batch entries: the rows of `ranges`
-/// of each head. The datatype contains the view's address.
-template <class X>
-Datatype rows_type(const View<X, 4>& view, index_t head, index_t heads, const std::vector<KeyRange>& ranges) {
+/// Returns a datatype for `heads` heads of a tensor from `head` on, in all batch entries: the rows of `ranges`
+/// of each head. The datatype contains the tensor's address.
+inline Datatype rows_type(const Rows& tensor, index_t head, index_t heads,
+                          const std::vector<KeyRange>& ranges) {
   const auto stride_of = [&](int i) {
-    return static_cast<MPI_Aint>(view.stride(i)) * static_cast<MPI_Aint>(sizeof(X));
+    return static_cast<MPI_Aint>(tensor.stride(i) * tensor.element_bytes());
   };
   const auto repeated = [](const Datatype& type, index_t times, MPI_Aint stride) {
     const int count = Requests::count(static_cast<std::size_t>(times));
@@ -31,7 +32,7 @@ Datatype rows_type(const View<X, 4>& view, index_t head, index_t heads, const st
                                     to);
     });
   };
-  const Datatype row = bytes_type(static_cast<std::size_t>(view.extent(3)) * sizeof(X));
+  const Datatype row = bytes_type(static_cast<std::size_t>(tensor.extent(3) * tensor.element_bytes()));
   std::vector<Datatype> rows;
   std::vector<MPI_Aint> places;
   for (const KeyRange& range : ranges) {
@@ -40,9 +41,9 @@ Datatype rows_type(const View<X, 4>& view, index_t head, index_t heads, const st
   }
   const Datatype of_head = placed(rows, places), of_heads = repeated(of_head, heads, stride_of(1));
   std::vector<Datatype> all;
-  all.push_back(repeated(of_heads, view.extent(0), stride_of(0)));
+  all.push_back(repeated(of_heads, tensor.extent(0), stride_of(0)));
   MPI_Aint address = 0;
-  check_mpi("MPI_Get_address", MPI_Get_address(view.data_handle() + head * view.stride(1), &address));
+  check_mpi("MPI_Get_address", MPI_Get_address(tensor.row(0, head, 0), &address));
   return placed(all, {address});
 }
 
@@ -66,8 +67,7 @@ class HeadExchange {
 
   /// Collective. Sends `share` [batch, heads, own positions, …] to the ranks that compute its heads in this
   /// round. Writes `whole` [batch, heads per kv head, all positions, …] for the head that this rank computes.
-  template <class X>
-  void gather(const View<const X, 4>& share, const View<X, 4>& whole, index_t round) {
+  void gather(const Rows& share, const Rows& whole, index_t round) {
     const index_t group = whole.extent(1);
     index_t rows = 0;  // sent to other ranks
     for (int r = 0; r < comm_.ranks(); ++r) {
@@ -76,8 +76,7 @@ class HeadExchange {
     move(types_of_share(share, group, round), types_of_whole(whole, round), rows * bytes_of_row(share));
   }
   /// Collective. Sends `whole` back to the ranks that own the positions, which write it to `share`.
-  template <class X>
-  void scatter(const View<X, 4>& whole, const View<X, 4>& share, index_t round) {
+  void scatter(const Rows& whole, const Rows& share, index_t round) {
     const index_t group = whole.extent(1), others = layout_.positions() - share.extent(2);
     const index_t rows = has_head(comm_.rank(), round) ? others * group : 0;
     move(types_of_whole(whole, round), types_of_share(share, group, round), rows * bytes_of_row(share));
@@ -87,10 +86,9 @@ class HeadExchange {
   using Types = std::vector<Datatype>;  // [ranks]
 
   /// Returns, for each rank, the datatype of the heads in `share` that the rank computes.
-  template <class X>
-  Types types_of_share(const View<X, 4>& share, index_t group, index_t round) const {
+  [[nodiscard]] Types types_of_share(const Rows& share, index_t group, index_t round) const {
     Types types(static_cast<std::size_t>(comm_.ranks()));
-    if (share.size() == 0) return types;
+    if (AnyView(share).empty()) return types;
     for (int r = 0; r < comm_.ranks(); ++r) {
       if (!has_head(r, round)) continue;
       types[static_cast<std::size_t>(r)] =
@@ -99,10 +97,9 @@ class HeadExchange {
     return types;
   }
   /// Returns, for each rank, the datatype of the positions in `whole` that the rank owns.
-  template <class X>
-  Types types_of_whole(const View<X, 4>& whole, index_t round) const {
+  [[nodiscard]] Types types_of_whole(const Rows& whole, index_t round) const {
     Types types(static_cast<std::size_t>(comm_.ranks()));
-    if (whole.size() == 0 || !has_head(comm_.rank(), round)) return types;
+    if (AnyView(whole).empty() || !has_head(comm_.rank(), round)) return types;
     for (int r = 0; r < comm_.ranks(); ++r) {
       std::vector<KeyRange> ranges;
       for (const mpi::Segment& segment : layout_.segments()) {
@@ -114,9 +111,8 @@ class HeadExchange {
     return types;
   }
 
-  template <class X>
-  static index_t bytes_of_row(const View<X, 4>& view) {
-    return view.extent(0) * view.extent(3) * static_cast<index_t>(sizeof(X));
+  static index_t bytes_of_row(const Rows& tensor) {
+    return tensor.extent(0) * tensor.extent(3) * tensor.element_bytes();
   }
 
   /// The send or receive arguments of MPI_Ialltoallw: one entry per rank.

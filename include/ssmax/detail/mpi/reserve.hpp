@@ -15,7 +15,7 @@ template <class Memory, class Call, class... Arguments>
 Memory reserve(const Call& call, const Arguments&... arguments) {
   Arena count;
   Memory(count, arguments...);
-  Workspace& workspace = call.options.workspace != nullptr ? *call.options.workspace : call.comm.buffers();
+  Workspace& workspace = call.a.workspace != nullptr ? *call.a.workspace : call.comm.buffers();
   Arena arena(workspace.reserve(count.used()));
   return Memory(arena, arguments...);
 }

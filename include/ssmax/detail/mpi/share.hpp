@@ -2,10 +2,12 @@
 // its queries against a piece of keys.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <vector>
 
 #include "../../attention_backward.hpp"
-#include "../../mpi_arguments.hpp"
 #include "../attention/desk/build.hpp"
 #include "../attention/operands/load.hpp"
 #include "../attention/terms/keys.hpp"
@@ -14,31 +16,17 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Keys [first, first + k.extent(2)) of `keys`, in views of one type.
-template <class T>
-struct KeyShare {
-  View<const T, 4> k, v;
-  index_t keys = 0;
-  index_t first = 0;
-
-  /// Returns the source of these keys. It must outlive a problem with it.
-  ViewKeys<ComputeType<T>> source() const {
-    return keys_in<ComputeType<T>>(k, v, keys, first);
-  }
-};
-
-/// A call over ranks. A is the type of the public function's arguments, V is Variant or GradientVariant. The objects
-/// that it refers to must outlive it.
-template <class T, class A, class V>
+/// A call over ranks. Arguments is the type of the public function's arguments, V is Variant or GradientVariant. The
+/// objects that it refers to must outlive it.
+template <class A, class Arguments, class V>
 struct RankCall {
   const char* function;  // name in messages
   mpi::Communicator& comm;
   const mpi::Layout& layout;
-  const A& a;  // of this rank
-  const mpi::AttentionOptions<T>& options;
+  const Arguments& a;  // of this rank
   const V& variant;
   const AnyExecutor executor;
-  const ViewKeys<ComputeType<T>> whole_keys = KeyShare<T>{{}, {}, layout.positions()}.source();  // without data
+  const ViewKeys<A> own_keys = keys_in(a.k, a.v, layout.positions());
 
   /// Returns the shape of the queries of the whole sequence.
   [[nodiscard]] QueryShape shape() const {
@@ -47,43 +35,48 @@ struct RankCall {
   [[nodiscard]] KeySourceShape key_shape() const {
     return {a.k.extent(0), a.k.extent(1), a.k.extent(3), a.v.extent(3)};
   }
+  /// Returns the bytes of a key and its value, of all kv heads and batch entries.
+  [[nodiscard]] index_t key_bytes() const {
+    return a.k.extent(0) * a.k.extent(1) * (a.k.extent(3) + a.v.extent(3)) * a.k.element_bytes();
+  }
   /// Returns the number of query heads per kv head.
   [[nodiscard]] index_t group() const { return a.q.extent(1) / std::max<index_t>(1, a.k.extent(1)); }
 };
 
-template <class T>
-using AttentionOverRanks = RankCall<T, mpi::AttentionArguments<T>, Variant<ComputeType<T>>>;
-template <class T>
-using BackwardOverRanks = RankCall<T, mpi::BackwardArguments<T>, GradientVariant<ComputeType<T>>>;
-template <class T>
-using DecodeOverRanks = RankCall<T, mpi::DecodeArguments<T>, Variant<ComputeType<T>>>;
+template <class A>
+using AttentionOverRanks = RankCall<A, AttentionArguments<A>, Variant<A>>;
+template <class A>
+using BackwardOverRanks = RankCall<A, BackwardArguments<A>, GradientVariant<A>>;
 
-/// Returns the problem of all rows of this rank. It refers to keys of the call that have no data: with_keys replaces
-/// them later.
-template <class T, class A, class V>
-Problem<ComputeType<T>> whole_problem(const RankCall<T, A, V>& call) {
-  check_no_lengths(call.function, call.options.lengths);
-  const AnyKeys<ComputeType<T>> keys(call.whole_keys);
-  const InputRows<ComputeType<T>> q(call.a.q);
-  return queries_among(make_problem(call.function, q, keys, call.options), 0,
-                       call.layout.positions());
+/// Returns the problem of all queries of this rank. Its keys are those of this rank: with_keys replaces them later.
+template <class A, class Arguments, class V>
+Problem<A> whole_problem(const RankCall<A, Arguments, V>& call) {
+  const AnyKeys<A> keys(call.own_keys);
+  return queries_among(make_problem<A>(call.function, call.a.q, keys, call.a), 0, call.layout.positions());
+}
+
+/// Returns keys [first, first + count) of this rank, from `position` of the sequence on.
+template <class A, class Arguments, class V>
+ViewKeys<A> keys_from(const RankCall<A, Arguments, V>& call, index_t first, index_t count, index_t position) {
+  return keys_in(rows_of(call.a.k, first, count), rows_of(call.a.v, first, count), call.layout.positions(),
+                 position);
+}
+
+/// Returns the packed keys of a piece, in the layout of KeyExchange.
+template <class A, class Arguments, class V>
+ViewKeys<A> packed_keys(const RankCall<A, Arguments, V>& call, const std::byte* packed, const Piece& piece) {
+  StoredTensor<A> k = call.a.k, v = call.a.v;
+  const KeySourceShape shape = call.key_shape();
+  const index_t count = piece.size(), heads = shape.batch * shape.kv_heads;
+  k.place(packed, {shape.batch, shape.kv_heads, count, shape.width});
+  v.place(packed + heads * count * shape.width * k.element_bytes(),
+          {shape.batch, shape.kv_heads, count, shape.value_width});
+  return keys_in(k, v, call.layout.positions(), piece.begin);
 }
 
 /// True if the owner rotates its keys before it sends them. The receiver rotates 16-bit keys, as a single
 /// process does after loading them: a rotated key has more bits and would have to be sent as floats.
-template <class T>
-inline constexpr bool owner_rotates = std::same_as<T, ComputeType<T>>;
-
-/// Returns the packed keys of a piece, in the layout of KeyExchange.
-template <class T>
-KeyShare<T> key_share(const T* packed, const Piece& piece, const KeySourceShape& shape, index_t keys) {
-  const index_t count = piece.size();
-  const T* v = packed + shape.batch * shape.kv_heads * count * shape.width;
-  return {{packed, {shape.batch, shape.kv_heads, count, shape.width}},
-          {v, {shape.batch, shape.kv_heads, count, shape.value_width}},
-          keys,
-          piece.begin};
-}
+inline bool owner_rotates(const Rows& k) { return k.kind() == ElementKind::compute; }
 
 /// Returns the given rows of each head, contiguous: [batch, heads, rows, channels].
 template <class T>
@@ -101,68 +94,70 @@ std::vector<T> gathered_rows(const View<const T, 4>& view, const std::vector<ind
 }
 
 /// Packs the own keys and values of a piece. Rotates the keys if owner_rotates is true.
-template <class T>
-void pack_piece(const Problem<ComputeType<T>>& whole, const Variant<ComputeType<T>>& variant,
-                const View<const T, 4>& k, const View<const T, 4>& v, const Piece& piece, T* out) {
-  const index_t count = piece.size(), d = k.extent(3), dv = v.extent(3);
-  const KeyShare<T> keys{rows_of(k, piece.row, count), rows_of(v, piece.row, count), whole.keys.length(0),
-                         piece.begin};
-  const ViewKeys<ComputeType<T>> source = keys.source();
-  const Problem<ComputeType<T>> problem = with_keys(whole, source);
+template <class A, class Arguments, class V>
+void pack_piece(const RankCall<A, Arguments, V>& call, const Problem<A>& whole, const Piece& piece,
+                std::byte* out) {
+  const index_t count = piece.size();
+  const ViewKeys<A> keys = keys_from(call, piece.row, count, piece.begin);
   const KeyRange range{piece.begin, piece.end};
   const auto for_each_head = [&](const auto& f) {
-    for (index_t b = 0; b < k.extent(0); ++b) {
-      for (index_t h = 0; h < k.extent(1); ++h) f(b, h);
+    for (index_t b = 0; b < keys.k.extent(0); ++b) {
+      for (index_t h = 0; h < keys.k.extent(1); ++h) f(b, h);
     }
   };
-  if constexpr (owner_rotates<T>) {
+  if (owner_rotates(keys.k)) {
+    const Problem<A> problem = with_keys(whole, keys);
+    const index_t d = keys.k.extent(3), dv = keys.v.extent(3);
+    A* to = reinterpret_cast<A*>(out);
     for_each_head([&](index_t b, index_t h) {
-      load_keys(problem, variant, sequence_of(problem, b).shape, {b, h, range}, {out, d}), out += count * d;
+      load_keys(problem, call.variant, sequence_of(problem, b).shape, {b, h, range}, {to, d}),
+          to += count * d;
     });
     for_each_head([&](index_t b, index_t h) {
-      load_values(problem.keys, {b, h, range}, {out, dv}), out += count * dv;
+      load_values(problem.keys, {b, h, range}, {to, dv}), to += count * dv;
     });
-  } else {
-    const auto copy = [&](const View<const T, 4>& view, index_t channels) {
-      for_each_head([&](index_t b, index_t h) {
-        for (index_t i = 0; i < count; ++i) out = std::copy_n(row_of(view, b, h, i), channels, out);
-      });
-    };
-    copy(keys.k, d);
-    copy(keys.v, dv);
+    return;
+  }
+  for (const Rows& rows : {keys.k, keys.v}) {
+    const index_t bytes = rows.extent(3) * rows.element_bytes();
+    for_each_head([&](index_t b, index_t h) {
+      for (index_t i = 0; i < count; ++i) {
+        out = std::copy_n(static_cast<const std::byte*>(rows.row(b, h, i)), bytes, out);
+      }
+    });
   }
 }
 
 /// Packs all keys and values of this rank.
-template <class T, class A, class V>
-void pack_share(const RankCall<T, A, V>& call, const Pieces& pieces, const Problem<ComputeType<T>>& whole,
-                T* out) {
-  const KeySourceShape shape = call.key_shape();
-  const index_t row = shape.batch * shape.kv_heads * (shape.width + shape.value_width);
+template <class A, class Arguments, class V>
+void pack_share(const RankCall<A, Arguments, V>& call, const Pieces& pieces, const Problem<A>& whole,
+                std::byte* out) {
   for (const Piece& piece : pieces.list()) {
-    if (piece.rank == pieces.rank())
-      pack_piece(whole, call.variant, call.a.k, call.a.v, piece, out + piece.row * row);
+    if (piece.rank == pieces.rank()) pack_piece(call, whole, piece, out + piece.row * call.key_bytes());
   }
 }
 
 /// Returns the array that adds up a result: the result itself, or a separate array of floats for 16-bit
 /// results.
-template <class T>
-View<ComputeType<T>, 4> sums_of(Arena& arena, const View<T, 4>& result) {
-  if constexpr (std::same_as<T, ComputeType<T>>) return addressable(result);
-  return addressable(
-      View<ComputeType<T>, 4>{arena.take<ComputeType<T>>(result.size()),
-                              {result.extent(0), result.extent(1), result.extent(2), result.extent(3)}});
+template <class A>
+View<A, 4> sums_of(Arena& arena, const OutputRows<A>& result) {
+  std::array<index_t, 4> extents, strides;
+  for (int i = 0; i < 4; ++i) {
+    extents[static_cast<std::size_t>(i)] = result.extent(i);
+    strides[static_cast<std::size_t>(i)] = result.stride(i);
+  }
+  if (result.kind() == ElementKind::compute) {
+    return addressable(View<A, 4>(result.in_place(0, 0, 0), extents, strides));
+  }
+  return addressable(View<A, 4>(arena.take<A>(AnyView(result).size()), extents));
 }
 
-/// Returns the problem of a segment's queries against packed keys. `whole` is the problem of all rows of this
+/// Returns the problem of a segment's queries against packed keys. `whole` is the problem of all queries of this
 /// rank.
-template <class T>
-Problem<ComputeType<T>> part_of_problem(const Problem<ComputeType<T>>& whole, const Piece& segment,
-                                        index_t positions, const ViewKeys<ComputeType<T>>& keys) {
-  const Problem<ComputeType<T>> queries =
-      with_queries(whole, segment.row, segment.size(), segment.begin, positions);
-  return owner_rotates<T> ? with_rotated_keys(queries, keys) : with_keys(queries, keys);
+template <class A>
+Problem<A> part_of_problem(const Problem<A>& whole, const Piece& segment, const ViewKeys<A>& keys) {
+  const Problem<A> queries = with_queries(whole, segment.row, segment.size(), segment.begin, keys.keys);
+  return owner_rotates(keys.k) ? with_rotated_keys(queries, keys) : with_keys(queries, keys);
 }
 
 /// Returns the row of a query whose state is complete, for store_result. `sequence` says where its result lies, and

@@ -17,24 +17,30 @@ SSMAX_BEGIN_DETAIL
 
 /// A source of keys that holds one chunk of one rank's keys. Keys [keys.begin, keys.end) of the sequence are
 /// stored in `cache` from `row` on.
-template <class K>
+template <class A>
 struct ChunkOfKeys {
-  using Element = SourceKey<K>;
-  using ValueElement = SourceValue<K>;
-
-  const K& cache;
+  const AnyKeys<A>& cache;
   index_t length_of_sequence, row;
   KeyRange keys;
 
   KeySourceShape shape() const { return cache.shape(); }
   index_t length(index_t) const { return length_of_sequence; }
   KeyRange stored(index_t) const { return keys; }
-  SourceRun<K> run(index_t batch, index_t kv_head, index_t key) const {
-    SourceRun<K> run = cache.run(batch, kv_head, row + key - keys.begin);
+  AnyKeyRun run(index_t batch, index_t kv_head, index_t key) const {
+    AnyKeyRun run = cache.run(batch, kv_head, row + key - keys.begin);
     run.count = std::min(run.count, keys.end - key);
     return run;
   }
+  /// Returns a reference to this source.
+  AnyKeys<A> refer() const { return {*this, &cache.k_type(), &cache.v_type()}; }
 };
+
+/// Returns the problem of all queries of a call over a cache. Its keys are `none`, without data.
+template <class A, class V>
+Problem<A> problem_over_source(const AttentionOverRanks<A>& call, const ChunkOfKeys<A>& none, const V&) {
+  using M = typename V::MaskType;
+  return make_source_problem<M, A>(call.function, call.a.q, none.refer(), call.a);
+}
 
 /// Returns the chunks of the first `length` positions, in order. Chunks end at multiples of key_chunk, at the
 /// ends of segments and at `length`.
@@ -75,12 +81,10 @@ struct SpreadMemory {
 
 /// Decode over the keys of all ranks. `problem` is the problem of all queries. Requires that the arguments of the
 /// constructor outlive the object.
-template <class T, class K>
+template <class A>
 class SpreadDecode {
-  using Compute = ComputeType<T>;
-
  public:
-  SpreadDecode(const DecodeOverRanks<T>& call, const Problem<Compute>& problem, const K& cache,
+  SpreadDecode(const AttentionOverRanks<A>& call, const Problem<A>& problem, const AnyKeys<A>& cache,
                index_t length)
       : call_(call),
         problem_(problem),
@@ -94,12 +98,12 @@ class SpreadDecode {
   void run() const {
     mpi::Communicator& comm = call_.comm;
     std::optional<StatePlaces> places;
-    std::optional<SpreadMemory<Compute>> memory;
+    std::optional<SpreadMemory<A>> memory;
     Datatype state;
     agree(comm, complaint_of(call_.function, [&] {
             places.emplace(chunks_, comm.ranks(), size_);
-            state = bytes_type(static_cast<std::size_t>(size_) * sizeof(Compute));
-            memory.emplace(reserve<SpreadMemory<Compute>>(call_, std::ssize(chunks_), size_));
+            state = bytes_type(static_cast<std::size_t>(size_) * sizeof(A));
+            memory.emplace(reserve<SpreadMemory<A>>(call_, std::ssize(chunks_), size_));
             compute(memory->states + places->offset(comm.rank()));
           }));
     const double start = MPI_Wtime();
@@ -107,7 +111,7 @@ class SpreadDecode {
               MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, memory->states, places->counts.data(),
                              places->first.data(), state.get(), comm.handle()));
     comm.traffic().seconds_waiting += MPI_Wtime() - start;
-    comm.traffic().bytes_sent += static_cast<double>(size_) * sizeof(Compute) *
+    comm.traffic().bytes_sent += static_cast<double>(size_) * sizeof(A) *
                                  places->counts[static_cast<std::size_t>(comm.rank())] * (comm.ranks() - 1);
     merge(*places, memory->states, memory->sum);
     store(state_at(memory->sum));
@@ -115,40 +119,40 @@ class SpreadDecode {
 
  private:
   /// Returns the states in memory of states_.size().
-  [[nodiscard]] AttentionState<Compute> state_at(Compute* memory) const {
+  [[nodiscard]] AttentionState<A> state_at(A* memory) const {
     const index_t batch = shape_.batch, heads = shape_.heads, queries = shape_.queries;
-    const SoftmaxState<Compute> first = states_.at(memory, 0);
+    const SoftmaxState<A> first = states_.at(memory, 0);
     return {{first.shift, {batch, heads, queries}},
             {first.sum, {batch, heads, queries}},
-            addressable(View<Compute, 4>{first.o, {batch, heads, queries, problem_.value_width()}})};
+            addressable(View<A, 4>{first.o, {batch, heads, queries, problem_.value_width()}})};
   }
 
   /// Computes the states of this rank's chunks.
-  void compute(Compute* next) const {
+  void compute(A* next) const {
     for (const Piece& chunk : chunks_) {
       if (chunk.rank != call_.comm.rank()) continue;
-      const ChunkOfKeys<K> keys{cache_, shape_.keys, chunk.row, {chunk.begin, chunk.end}};
-      compiled::run_attention<OperandOf<T, Compute>>(with_keys(problem_, keys), call_.variant,
-                                                    make_state_result(state_at(next), false),
-                                                    &call_.comm.scratch(), call_.executor);
+      const ChunkOfKeys<A> keys{cache_, shape_.keys, chunk.row, {chunk.begin, chunk.end}};
+      call_.a.q.functions()->run(with_keys(problem_, keys.refer()), call_.variant,
+                                 make_state_result(state_at(next), false), &call_.comm.scratch(),
+                                 call_.executor);
       next += size_;
     }
   }
 
   /// Merges the states of all chunks in the order of the keys.
-  void merge(const StatePlaces& places, Compute* states, Compute* sum) const {
+  void merge(const StatePlaces& places, A* states, A* sum) const {
     states_.reset(sum, states_.rows);
-    std::vector<Compute*> at;
+    std::vector<A*> at;
     for (int r = 0; r < call_.comm.ranks(); ++r) at.push_back(states + places.offset(r));
     for (const Piece& chunk : chunks_) {
-      Compute*& state = at[static_cast<std::size_t>(chunk.rank)];
+      A*& state = at[static_cast<std::size_t>(chunk.rank)];
       merge_state(state_at(sum), state_at(state));
       state += size_;
     }
   }
 
-  void store(const AttentionState<Compute>& total) const {
-    const Result<Compute> result = make_result<Compute>(call_.a.out, call_.a.lse, call_.options);
+  void store(const AttentionState<A>& total) const {
+    const Result<A> result = make_result<A>(call_.a.out, call_.a.lse, call_.a);
     for_each_query(shape_, [&](const Query& query) {
       const index_t b = query.batch, h = query.head, i = query.index;
       const Sequence own{.batch = b, .entry = b};
@@ -157,9 +161,9 @@ class SpreadDecode {
     });
   }
 
-  const DecodeOverRanks<T>& call_;
-  const Problem<Compute>& problem_;
-  const K& cache_;
+  const AttentionOverRanks<A>& call_;
+  const Problem<A>& problem_;
+  const AnyKeys<A>& cache_;
   const QueryShape shape_;
   const StateLayout states_;  // of all queries
   const index_t size_;

@@ -28,6 +28,18 @@ View<T, Rank> heads_of(const View<T, Rank>& view, index_t first, index_t count) 
   return range_of<1>(view, first, count);
 }
 
+/// Does the same for rows of any storage type.
+template <class R>
+requires std::derived_from<R, Rows> R rows_of(R rows, index_t first, index_t count) {
+  rows.keep(2, first, count);
+  return rows;
+}
+template <class R>
+requires std::derived_from<R, Rows> R heads_of(R rows, index_t first, index_t count) {
+  rows.keep(1, first, count);
+  return rows;
+}
+
 /// Returns the problem of the same queries with other keys. The keys must outlive the result.
 template <class Compute, class K>
 Problem<Compute> with_keys(Problem<Compute> problem, const K& keys) {

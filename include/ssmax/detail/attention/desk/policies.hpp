@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "../../../attention_arguments.hpp"
 #include "../../../execution.hpp"
 #include "../../../mask.hpp"
 #include "../../../scaling.hpp"
@@ -16,9 +17,17 @@ struct IsScaling {
   template <class P>
   static constexpr bool is = Scaling<std::remove_cvref_t<P>>;
 };
+/// True for the arguments of a call, whose member `keys` is not that of a mask.
+template <class P>
+inline constexpr bool is_arguments = false;
+template <class A>
+inline constexpr bool is_arguments<AttentionArguments<A>> = true;
+template <class P>
+concept MaskOfCall = !is_arguments<P> && Mask<P>;
+
 struct IsMask {
   template <class P>
-  static constexpr bool is = Mask<std::remove_cvref_t<P>>;
+  static constexpr bool is = MaskOfCall<std::remove_cvref_t<P>>;
 };
 struct IsScore {
   template <class P>

@@ -121,26 +121,6 @@ struct ViewKeys {
   }
 };
 
-SSMAX_END
-
-SSMAX_BEGIN_DETAIL
-
-/// Does what find_rows_of does for keys in views.
-template <class Compute>
-void find_rows_of_views(const void* source, index_t batch, index_t kv_head, KeyRange keys,
-                        const std::byte** k_rows, const std::byte** v_rows) {
-  const ViewKeys<Compute>& views = *static_cast<const ViewKeys<Compute>*>(source);
-  const AnyKeyRun run = views.run(batch, kv_head, keys.begin);
-  for (index_t i = 0; i < keys.size(); ++i) {
-    *k_rows++ = static_cast<const std::byte*>(run.k) + i * run.k_stride * views.k_type->size;
-    *v_rows++ = static_cast<const std::byte*>(run.v) + i * run.v_stride * views.v_type->size;
-  }
-}
-
-SSMAX_END
-
-SSMAX_BEGIN_SHARED
-
 /// A reference to a source of keys. The source must outlive the reference. The constructor's translation unit
 /// compiles the functions that the pointers refer to.
 template <class Compute>
@@ -154,6 +134,27 @@ class AnyKeys {
   SSMAX_INLINE explicit AnyKeys(const S& source)
       : AnyKeys(source, &detail::stored_type<Compute, detail::SourceKey<S>, true>,
                 &detail::stored_type<Compute, detail::SourceValue<S>, true>) {}
+
+  /// Refers to a source whose runs have elements of these types.
+  template <class S>
+  SSMAX_INLINE AnyKeys(const S& source, const StoredType<Compute>* k_type, const StoredType<Compute>* v_type)
+      : source_(&source),
+        shape_(source.shape()),
+        k_type_(k_type),
+        v_type_(v_type),
+        k_kind_(k_type->kind),
+        v_kind_(v_type->kind),
+        shares_keys_(detail::shares_keys(source)),
+        head_distance_(detail::SourceRows::head_distance(source)),
+        length_(detail::length_of<S>),
+        stored_(detail::stored_in<S>),
+        run_(detail::run_of<S>) {
+    if constexpr (!std::same_as<decltype(source.run(0, 0, 0)), AnyKeyRun>)
+      find_rows_ = detail::find_rows_of<S>;
+    if constexpr (detail::has_forgotten<S>) forgotten_ = detail::forgotten_in<S>;
+    if constexpr (detail::has_layout<S>) layout_ = source.layout();
+    if constexpr (requires { source.memory(); }) memory_ = detail::memory_in<S>;
+  }
 
   SSMAX_INLINE const KeySourceShape& shape() const { return shape_; }
   /// Returns the storage types of keys and values.
@@ -187,7 +188,16 @@ class AnyKeys {
   /// Writes the addresses of the keys and values of a range.
   SSMAX_INLINE void find_rows(index_t batch, index_t kv_head, KeyRange keys, const std::byte** k_rows,
                               const std::byte** v_rows) const {
-    find_rows_(source_, batch, kv_head, keys, k_rows, v_rows);
+    if (find_rows_ != nullptr) return find_rows_(source_, batch, kv_head, keys, k_rows, v_rows);
+    while (keys.begin < keys.end) {
+      const AnyKeyRun run = run_(source_, batch, kv_head, keys.begin);
+      const index_t count = run.count < keys.size() ? run.count : keys.size();
+      for (index_t i = 0; i < count; ++i) {
+        *k_rows++ = static_cast<const std::byte*>(run.k) + i * run.k_stride * k_size();
+        *v_rows++ = static_cast<const std::byte*>(run.v) + i * run.v_stride * v_size();
+      }
+      keys.begin += count;
+    }
   }
   /// Returns row i of a run's keys: in place if the row is stored as Compute, else converted in scratch.
   SSMAX_INLINE const Compute* load_k(const AnyKeyRun& run, index_t i, Compute* scratch) const {
@@ -213,29 +223,6 @@ class AnyKeys {
   }
 
  private:
-  template <class S>
-  SSMAX_INLINE AnyKeys(const S& source, const StoredType<Compute>* k_type, const StoredType<Compute>* v_type)
-      : source_(&source),
-        shape_(source.shape()),
-        k_type_(k_type),
-        v_type_(v_type),
-        k_kind_(k_type->kind),
-        v_kind_(v_type->kind),
-        shares_keys_(detail::shares_keys(source)),
-        head_distance_(detail::SourceRows::head_distance(source)),
-        length_(detail::length_of<S>),
-        stored_(detail::stored_in<S>),
-        run_(detail::run_of<S>) {
-    if constexpr (std::same_as<S, ViewKeys<Compute>>) {
-      find_rows_ = detail::find_rows_of_views<Compute>;
-    } else {
-      find_rows_ = detail::find_rows_of<S>;
-    }
-    if constexpr (detail::has_forgotten<S>) forgotten_ = detail::forgotten_in<S>;
-    if constexpr (detail::has_layout<S>) layout_ = source.layout();
-    if constexpr (requires { source.memory(); }) memory_ = detail::memory_in<S>;
-  }
-
   const void* source_ = nullptr;
   KeySourceShape shape_{};
   const StoredType<Compute>*k_type_ = nullptr, *v_type_ = nullptr;
@@ -247,7 +234,8 @@ class AnyKeys {
   KeyRange (*stored_)(const void* source, index_t batch) = nullptr;
   AnyKeyRun (*run_)(const void* source, index_t batch, index_t kv_head, index_t key) = nullptr;
   void (*find_rows_)(const void* source, index_t batch, index_t kv_head, KeyRange keys,
-                     const std::byte** k_rows, const std::byte** v_rows) = nullptr;
+                     const std::byte** k_rows,
+                     const std::byte** v_rows) = nullptr;               // null: runs without types
   KeyRange (*forgotten_)(const void* source, index_t batch) = nullptr;  // null: no position
   SourceMemory (*memory_)(const void* source) = nullptr;                // null: not known
 };

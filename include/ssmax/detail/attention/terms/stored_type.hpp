@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "../../../query.hpp"
 #include "../../kernels/convert.hpp"
 #include "../../kernels/decode.hpp"
 #include "../../kernels/rows.hpp"

@@ -2,7 +2,9 @@
 // and store rows in the type Compute that they compute in.
 #pragma once
 
+#include <array>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 
 #include "../../../storage.hpp"
@@ -74,6 +76,16 @@ class Rows {
   SSMAX_INLINE constexpr bool is_given() const { return data_ != nullptr; }
   SSMAX_INLINE constexpr index_t element_bytes() const { return size_; }
   SSMAX_INLINE constexpr void set_first_head(index_t head) { first_head_ = head; }
+  /// Refers to contiguous elements of the same type at another address.
+  SSMAX_INLINE constexpr void place(const void* data, const std::array<index_t, 4>& extents) {
+    data_ = data;
+    first_head_ = 0;
+    index_t stride = 1;
+    for (int i = 4; i-- > 0; stride *= extents_[i]) {
+      extents_[i] = extents[static_cast<std::size_t>(i)];
+      strides_[i] = stride;
+    }
+  }
   /// Replaces a null address by one that is not null, for checks that read no element.
   SSMAX_INLINE void point_to_any() {
     if (data_ == nullptr) data_ = this;

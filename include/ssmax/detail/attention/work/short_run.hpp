@@ -15,7 +15,7 @@ void run_tiles(PathRun<Compute>& run, std::byte* scratch) {
   const PhaseRun<Compute>& phase = run.phase;
   const Problem<Compute>& problem = phase.problem;
   const index_t at_once = run.split.at_once, pieces = run.works.pieces(run.split);
-  Pieces taken = run.take(pieces);
+  auto taken = run.take(pieces);
   if (taken.first >= pieces) return;
   Arena arena(scratch);
   const ShortScratch<Compute> memory(arena, problem.width(), problem.value_width());

@@ -170,7 +170,7 @@ template <class Task, class Compute>
 void run_tasks(PathRun<Compute>& run, std::byte* scratch) {
   using Lane = TaskLane<Task, Compute>;
   const index_t all = run.works.tasks / Lane::together_of(run) * Lane::parts_of(run);
-  Pieces taken = run.take(all);
+  auto taken = run.take(all);
   if (taken.first >= all) return;
   for (Lane lane(run, scratch); taken.first < all; taken = run.take(all)) {
     for (index_t i = taken.first; i < taken.end; ++i) lane.compute(i);
