@@ -6,17 +6,15 @@
 /// | Full | every key |
 /// | Causal | keys up to p; aligned bottom-right: the last query attends to the last key |
 /// | Lengths | the first `visible[r]` keys, for row r (ragged rows), rows counted over [batch, head, query] |
-/// | SlidingWindow | keys p - left to p + right |
+/// | SlidingWindow | keys p - left to p + right; with a third argument also the first keys |
 /// | PrefixLM | keys up to p, and the first `prefix[b]` keys for every p |
 /// | KeyLengths | the first `lengths[b]` keys (padding) |
 /// | Documents | the keys of the query's document (packed sequences), all or up to p; positions restart |
-/// | SinkWindow | the first keys and a window (mask_runs.hpp) |
 /// | BlockSparse | the key blocks that a bitmap selects for the query block (mask_runs.hpp) |
-/// | MatrixRuns | the keys that a matrix selects; the constructor reads the matrix once (mask_runs.hpp) |
+/// | MatrixRuns | the same keys as MatrixMask; the constructor reads the matrix once (mask_runs.hpp) |
 /// | Tree | committed keys, and the branch of a candidate of speculative decoding (tree_mask.hpp) |
 /// | `a & b` | the keys that are visible under both a and b |
-/// | MaskMatrix | the keys where a matrix of bool is true (mask_matrix.hpp) |
-/// | Finite | the keys where an additive mask is not -inf (mask_matrix.hpp) |
+/// | MatrixMask | the keys where a matrix of bool is true, or an additive mask is not -inf (mask_matrix.hpp) |
 /// | Where | the keys for which your function returns true (mask_matrix.hpp) |
 ///
 /// Spans must outlive the mask. query.hpp defines the concept, for a mask of your own.
@@ -73,26 +71,65 @@ struct Lengths {
 /// A mask with a window: a query at position p attends to keys p - left to p + right.
 /// `std::numeric_limits<index_t>::max()` leaves that side unbounded. For a model's "window of w tokens", which
 /// includes the token itself, set left = w - 1.
+///
+/// `SlidingWindow(left, right, first)` also shows the first `first` keys of the sequence, up to key p + right.
+/// KeepsFirst is true for this form only, because a mask with runs takes other paths than a mask with one range.
+template <bool KeepsFirst = false>
 struct SlidingWindow {
-  index_t left;   ///< Keys before the query's own position.
-  index_t right;  ///< Keys after the query's own position.
+  index_t left;       ///< Keys before the query's own position.
+  index_t right;      ///< Keys after the query's own position.
+  index_t first = 0;  ///< Keys at the start of the sequence that stay visible; 0 unless KeepsFirst.
 
-  /// Sets left and right, both at least 0.
-  SSMAX_INLINE constexpr explicit SlidingWindow(index_t keys_before, index_t keys_after = 0)
-      : left(keys_before), right(keys_after) {}
-  /// Returns [p - left, p + right + 1), clamped to [0, keys). The comparisons avoid an overflow.
+  /// Sets left, right and first, all at least 0.
+  SSMAX_INLINE constexpr explicit SlidingWindow(index_t keys_before, index_t keys_after = 0,
+                                                index_t first_keys = 0)
+      : left(keys_before), right(keys_after), first(first_keys) {}
+  /// Returns [p - left, p + right + 1), clamped to [0, keys). Exception: if KeepsFirst, the range begins with key 0.
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
+    const KeyRange seen = window(query);
+    return {KeepsFirst ? 0 : seen.begin, seen.end};
+  }
+  /// Returns true if the key is one of the first keys or in the window.
+  SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const requires KeepsFirst {
+    const KeyRange seen = window(query);
+    return key < seen.end && (key < first || key >= seen.begin);
+  }
+  /// Returns the visible first keys from `from` on or, after them, the window.
+  SSMAX_INLINE constexpr KeyRange run(const Query& query, index_t from) const requires KeepsFirst {
+    const KeyRange seen = window(query);
+    if (from < first && seen.begin > from) return {from, std::min(first, seen.end)};
+    return {std::max(from, seen.begin), seen.end};
+  }
+  /// Returns n.
+  SSMAX_INLINE constexpr index_t count(const Query& query) const requires KeepsFirst {
+    const KeyRange seen = window(query);
+    return seen.end - std::max<index_t>(0, seen.begin - first);
+  }
+  /// Returns true if both queries have the same position.
+  SSMAX_INLINE constexpr bool same_runs(const Query& query, const Query& other) const requires KeepsFirst {
+    return query.position() == other.position();
+  }
+  /// Throws std::invalid_argument if left, right or first is negative, or first is not 0 without KeepsFirst.
+  SSMAX_INLINE void check(const QueryShape&) const {
+    detail::check_at_least("SlidingWindow", "left", left, 0);
+    detail::check_at_least("SlidingWindow", "right", right, 0);
+    detail::check_at_least("SlidingWindow", "first", first, 0);
+    if constexpr (!KeepsFirst)
+      detail::check_equal("SlidingWindow<false>", "first", "is", first, "must be", 0);
+  }
+
+ private:
+  /// Returns the keys of the window. The comparisons avoid an overflow.
+  SSMAX_INLINE constexpr KeyRange window(const Query& query) const {
     const index_t position = query.position();
     const index_t last = query.shape.keys - 1;
     return {left < position ? position - left : 0,
             right < last - position ? std::max<index_t>(0, position + right + 1) : query.shape.keys};
   }
-  /// Throws std::invalid_argument if left or right is negative.
-  SSMAX_INLINE void check(const QueryShape&) const {
-    detail::check_at_least("SlidingWindow", "left", left, 0);
-    detail::check_at_least("SlidingWindow", "right", right, 0);
-  }
 };
+
+/// Deduces KeepsFirst from the number of arguments.
+SlidingWindow(index_t, index_t, index_t)->SlidingWindow<true>;
 
 /// A causal mask with a prefix: the first prefix[b] keys are visible to all queries of batch entry b. The mask clamps
 /// prefix[b] to [0, keys].

@@ -39,8 +39,8 @@ SSMAX_BEGIN_CODE
 /// A mask for a tree of candidates. The constructor reads the parents once.
 ///
 /// With a `window`, only the keys at the last `window` positions of a candidate's branch are visible. In
-/// `tree & other`, the other mask places candidate i at key `committed + i`. So SlidingWindow and SinkWindow do not
-/// count positions of the branch there.
+/// `tree & other`, the other mask places candidate i at key `committed + i`. So SlidingWindow does not count
+/// positions of the branch there.
 ///
 /// With the option `lengths`, a sequence with fewer queries has the first candidates of its tree. The longest sequence
 /// has all T. Memory: T · (T / 8 + 8) bytes per tree.
