@@ -185,7 +185,7 @@
 #endif
 
 // Names the layout of the data that a unit passes to the library. tests/layout.py writes it.
-#define SSMAX_LAYOUT x12b7b8bf
+#define SSMAX_LAYOUT xa50d59e4
 
 #define SSMAX_CONCATENATE_(a, b, c, d, e, f) a##b##c##d##e##f
 #define SSMAX_CONCATENATE(a, b, c, d, e, f) SSMAX_CONCATENATE_(a, b, c, d, e, f)

@@ -5,7 +5,7 @@
 /// |---|---|
 /// | Full | every key |
 /// | Causal | keys up to p; aligned bottom-right: the last query attends to the last key |
-/// | Lengths | the first `visible[r]` keys, for row r (ragged rows), rows counted over [batch, head, query] |
+/// | Lengths | the first `visible[r]` keys, for row r (softmax of ragged rows) |
 /// | SlidingWindow | keys p - left to p + right; with a third argument also the first keys |
 /// | PrefixLM | keys up to p, and the first `prefix[b]` keys for every p |
 /// | KeyLengths | the first `lengths[b]` keys (padding) |
@@ -51,8 +51,12 @@ struct Causal {
   }
 };
 
-/// A mask for ragged rows: the first visible[r] keys are visible to row r = (batch·heads + head)·queries + query.
+/// A mask for softmax of ragged rows: the first visible[r] keys are visible to row r = (batch·heads + head)·queries +
+/// query. Attention accepts it, but sequences need one number only: see KeyLengths and the option `lengths`.
 struct Lengths {
+  /// Attention refuses this mask together with the option `lengths`.
+  static constexpr bool refuses_lengths = true;
+
   Integers visible;  ///< One number per row.
 
   /// Stores the span, which must outlive the mask.
@@ -122,9 +126,8 @@ struct SlidingWindow {
   /// Returns the keys of the window. The comparisons avoid an overflow.
   SSMAX_INLINE constexpr KeyRange window(const Query& query) const {
     const index_t position = query.position();
-    const index_t last = query.shape.keys - 1;
-    return {left < position ? position - left : 0,
-            right < last - position ? std::max<index_t>(0, position + right + 1) : query.shape.keys};
+    const index_t after = std::min(right, query.shape.keys - 1 - position);
+    return {left < position ? position - left : 0, std::max<index_t>(0, position + after + 1)};
   }
 };
 
@@ -177,6 +180,9 @@ struct KeyLengths {
 /// rope, a document with queries needs keys. Otherwise its queries would have a position below 0.
 class Documents {
  public:
+  /// Attention refuses this mask together with the option `lengths`.
+  static constexpr bool refuses_lengths = true;
+
   /// Queries and keys have the same boundaries. The span must outlive the mask.
   SSMAX_INLINE constexpr Documents(KeptIntegers cumulative, bool causal)
       : Documents(cumulative, cumulative, causal) {}
@@ -267,6 +273,12 @@ class Both {
                 "ssmax: of two masks joined by &, only one may define positions");
 
  public:
+  /// True if the keys of a source were rotated to the positions of the mask that defines positions.
+  static constexpr bool rotated_to_positions =
+      detail::rotated_to_positions<A> || detail::rotated_to_positions<B>;
+  /// True if attention refuses one of the masks together with the option `lengths`.
+  static constexpr bool refuses_lengths = detail::refuses_lengths<A> || detail::refuses_lengths<B>;
+
   /// Copies both masks. `a & b` calls this constructor.
   SSMAX_INLINE constexpr Both(const A& a, const B& b) : a_(a), b_(b) {}
 
@@ -339,10 +351,6 @@ class Both {
 template <Mask A, Mask B>
 inline constexpr bool same_keys<Both<A, B>> = same_keys<A>&& same_keys<B>;
 
-/// Positions of keys in a source, by the mask that defines positions.
-template <Mask A, Mask B>
-inline constexpr bool rotated_to_positions<Both<A, B>> = rotated_to_positions<A> || rotated_to_positions<B>;
-
 /// Returns a mask with the keys that are visible under both masks. (For two masks in your own namespace, lookup does
 /// not find this operator: write `Both(a, b)`.)
 template <Mask A, Mask B>
@@ -355,21 +363,6 @@ template <Mask M>
 [[nodiscard]] SSMAX_INLINE constexpr Both<Full, M> as_mask(const M& mask) {
   return {Full{}, mask};
 }
-
-SSMAX_END
-
-SSMAX_BEGIN_DETAIL
-
-/// True for masks that count the rows of a call without SequenceLengths.
-template <class M>
-inline constexpr bool describes_call_without_lengths = false;
-template <>
-inline constexpr bool describes_call_without_lengths<Lengths> = true;
-template <>
-inline constexpr bool describes_call_without_lengths<Documents> = true;
-template <class A, class B>
-inline constexpr bool describes_call_without_lengths<Both<A, B>> =
-    describes_call_without_lengths<A> || describes_call_without_lengths<B>;
 
 SSMAX_END
 /// @}

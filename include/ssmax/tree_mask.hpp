@@ -46,6 +46,9 @@ SSMAX_BEGIN_CODE
 /// has all T. Memory: T · (T / 8 + 8) bytes per tree.
 class Tree {
  public:
+  /// The offsets of KvCache::append rotate keys to the positions of the tree.
+  static constexpr bool rotated_to_positions = true;
+
   /// Makes one tree for all batch entries. Throws std::invalid_argument unless -1 <= parents[i] < i and window >= 1.
   explicit Tree(Integers parents, index_t window = unbounded)
       : Tree(1, std::ssize(parents), window,
@@ -150,11 +153,4 @@ class Tree {
 
 SSMAX_END
 
-SSMAX_BEGIN_DATA
-
-/// The offsets of KvCache::append rotate keys to the positions of the tree.
-template <>
-inline constexpr bool rotated_to_positions<Tree> = true;
-
-SSMAX_END
 /// @}
