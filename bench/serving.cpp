@@ -145,7 +145,7 @@ void register_masks(const std::string& type) {
   add_masked<T>("full", shape, Full{}, all, tensors);
   add_masked<T>("ssmax", shape, BlockSparse(sparse->blocks, sparse->bitmap), all / 8, tensors);
   add_masked<T>("window512", shape, SlidingWindow{511}, window, tensors);
-  add_masked<T>("sinks4_window512", shape, SinkWindow{4, 512}, window, tensors);
+  add_masked<T>("sinks4_window512", shape, SlidingWindow{511, 0, 4}, window, tensors);
 }
 
 // ---- Trees of candidates ------------------------------------------------------------------------------------

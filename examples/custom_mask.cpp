@@ -53,7 +53,7 @@ int main() {
   }
   ssmax::attention(
       {.q = tensor(q), .k = tensor(k), .v = tensor(v), .out = tensor(expected)}, scaling,
-      ssmax::MaskMatrix(ssmax::View<const bool, 4>(seen, {1, kHeads, kLength, kLength}, {0, 0, kLength, 1})));
+      ssmax::MatrixMask(ssmax::View<const bool, 4>(seen, {1, kHeads, kLength, kLength}, {0, 0, kLength, 1})));
 
   examples::Check check;
   check.holds("the mask shows what the matrix shows", out == expected);

@@ -27,7 +27,8 @@ void window_in_padded_sequences(const Tensors& x, std::span<const float> s,
 
 // The first 4 keys and the last 16. Each head also has a learned sink.
 void window_with_sinks(const Tensors& x, std::span<const float> s, std::span<const float> sinks) {
-  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .sinks = sinks}, SSMax<float>{s}, SinkWindow{4, 16});
+  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .sinks = sinks}, SSMax<float>{s},
+            SlidingWindow{15, 0, 4});
 }
 
 // The logits are capped first. Then ALiBi adds slope · (key position - query position). The slopes are doubles.
@@ -35,10 +36,10 @@ void capped_then_alibi(const Tensors& x, std::span<const double> slopes) {
   attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Causal{}, Softcap{50} | Alibi{slopes});
 }
 
-// An additive mask [batch, head, query, key] that is -inf at keys to leave out: Finite masks these keys, Bias adds
+// An additive mask [batch, head, query, key] that is -inf at keys to leave out: MatrixMask masks these keys, Bias adds
 // the other numbers.
 void additive_mask(const Tensors& x, View<const float, 4> additive) {
-  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Finite(additive), Bias(additive));
+  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, MatrixMask(additive), Bias(additive));
 }
 
 // Keys of the same parity as the query: any function of query and key. Causal limits the keys that it is called for.

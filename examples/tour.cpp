@@ -75,7 +75,7 @@ void next_of_stream(KvCache<float>& ring, View<const float, 4> q, View<const flo
                     View<const float, 4> v, View<float, 4> out, std::span<const float> s,
                     const Rope<float>& rope) {
   ring.append(k, v, &rope);  // one position
-  attention({.q = q, .keys = ring, .out = out, .rope = &rope}, SSMax<float>{s}, SinkWindow{4, 512});
+  attention({.q = q, .keys = ring, .out = out, .rope = &rope}, SSMax<float>{s}, SlidingWindow{511, 0, 4});
 }
 
 namespace {
@@ -183,7 +183,7 @@ int main() {
                .v = rows(2, 0, tokens),
                .out = {out.data(), {1, 1, tokens, d}},
                .rope = &rope},
-              SSMax<float>{s}, SinkWindow{4, 512});
+              SSMax<float>{s}, SlidingWindow{511, 0, 4});
     for (std::size_t i = 0; i < last.size(); ++i) {
       check.near("the last token of a stream", static_cast<double>(last[i]),
                  static_cast<double>(out[out.size() - last.size() + i]), 1e-5);

@@ -117,8 +117,8 @@ TEST_CASE("masks and biases throw for overflowing strides", "[attention][argumen
     ssmax::attention({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, ssmax::Bias(bias));
   });
   const bool yes[12]{};
-  const ssmax::MaskMatrix mask(View<const bool, 4>(yes, {1, 2, 2, 3}, {0, least, 3, 1}));
-  check_refused({"MaskMatrix: visible", "stride " + text(least)},
+  const ssmax::MatrixMask mask(View<const bool, 4>(yes, {1, 2, 2, 3}, {0, least, 3, 1}));
+  check_refused({"MatrixMask: matrix", "stride " + text(least)},
                 [&] { ssmax::attention({.q = call.q, .k = call.k, .v = call.v, .out = call.out}, mask); });
 }
 

@@ -131,8 +131,8 @@ TEST_CASE("a bias of -inf removes a key from all gradients", "[attention][backwa
     const auto finite = [&](const Query& query, index_t key) {
       return bias(query.batch, query.head, query.index, key) != -infinity<float>;
     };
-    check(problem, ssmax::Finite(View<const float, 4>(bias)), finite, Bias(bias).gradient(dbias), formula, {},
-          {}, &learnt);
+    check(problem, ssmax::MatrixMask(View<const float, 4>(bias)), finite, Bias(bias).gradient(dbias), formula,
+          {}, {}, &learnt);
     int wrong = 0;
     for (std::size_t i = 0; i < values.size(); ++i) {
       if (values[i] == -infinity<float>) wrong += learnt.dbias[i] == 0 ? 0 : 1;

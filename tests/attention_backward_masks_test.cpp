@@ -119,7 +119,7 @@ TEST_CASE("gradients under a matrix mask", "[attention][backward][masks]") {
       const auto sees = [&](const Query& query, index_t key) {
         return view(query.batch, query.head, query.index, key);
       };
-      check(Problem<float>(shape), ssmax::MaskMatrix(view), sees);
+      check(Problem<float>(shape), ssmax::MatrixMask(view), sees);
     }
   }
 }

@@ -132,23 +132,19 @@ TEST_CASE("attention throws for mismatched spans of masks", "[attention][errors]
 
 TEST_CASE("attention throws for mismatched matrices", "[attention][errors]") {
   Call call;
-  const std::vector<char> bools(4096);
-  const bool* const data = reinterpret_cast<const bool*>(bools.data());
   const float* const values = call.in;
   for (std::size_t i = 0; i < 4; ++i) {
     std::array<index_t, 4> extents{2, 4, 5, 7};
     ++extents[i];
     const std::string dimension = "dimension " + std::to_string(i);
-    call.refuses({"visible", dimension}, ssmax::MaskMatrix({data, extents}));
-    call.refuses({"values", dimension}, ssmax::Finite(View<const float, 4>(values, extents)));
+    call.refuses({"matrix", dimension}, ssmax::MatrixMask(View<const float, 4>(values, extents)));
     call.refuses({"bias", dimension}, Full{}, ssmax::Bias(View<const float, 4>(values, extents)));
   }
   const std::array<index_t, 4> extents{2, 4, 5, 7};
   const View<const float, 4> none(nullptr, extents), strided(values, extents, {280, 70, 14, 2});
-  call.refuses({"visible", "null"}, ssmax::MaskMatrix({nullptr, extents}));
-  call.refuses({"values", "null"}, ssmax::Finite(none));
+  call.refuses({"matrix", "null"}, ssmax::MatrixMask(none));
   call.refuses({"bias", "null"}, Full{}, ssmax::Bias(none));
-  call.refuses({"values", "stride", "2"}, ssmax::Finite(strided));
+  call.refuses({"matrix", "stride", "2"}, ssmax::MatrixMask(strided));
   call.refuses({"bias", "stride", "2"}, Full{}, ssmax::Bias(strided));
 }
 

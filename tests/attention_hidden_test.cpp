@@ -137,12 +137,12 @@ TEST_CASE("keys masked by a matrix, by -inf or by compositions do not affect the
       }
     }
     const std::array<index_t, 4> extents{1, shape.heads, shape.queries, shape.keys};
-    const MaskMatrix bools({reinterpret_cast<const bool*>(matrix.data()), extents});
+    const MatrixMask bools(View<const bool, 4>(reinterpret_cast<const bool*>(matrix.data()), extents));
     check_hidden<float>(shape, bools & Causal{}, [](const Query& query, index_t key) {
       return is_picked(query, key) && key <= query.position();
     });
     const ssmax::View<const float, 4> additive(values.data(), extents);
-    check_hidden<float>(shape, ssmax::Finite(additive), is_picked, ssmax::Bias(additive));
+    check_hidden<float>(shape, ssmax::MatrixMask(additive), is_picked, ssmax::Bias(additive));
   }
 }
 

@@ -203,8 +203,8 @@ TEST_CASE("matrices of masks and biases beyond 32 bits", "[attention][slow]") {
   copy(values, vast);
   const Problem<float> problem(s);
   for_each_target([&](const std::string&) {
-    CHECK(run(problem, SSMax<float>{}, ssmax::Finite(vast), ssmax::Bias(vast)) ==
-          run(problem, SSMax<float>{}, ssmax::Finite(near), ssmax::Bias(near)));
+    CHECK(run(problem, SSMax<float>{}, ssmax::MatrixMask(vast), ssmax::Bias(vast)) ==
+          run(problem, SSMax<float>{}, ssmax::MatrixMask(near), ssmax::Bias(near)));
   });
 }
 

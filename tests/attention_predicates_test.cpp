@@ -1,4 +1,4 @@
-// Attention with SSMax under masks with predicates: Where, MaskMatrix, Finite, user masks and compositions.
+// Attention with SSMax under masks with predicates: Where, MatrixMask, user masks and compositions.
 
 #include "attention_problem.hpp"
 #include "test.hpp"
@@ -57,15 +57,15 @@ TEST_CASE("a user mask with a range and a predicate", "[attention][masks]") {
 TEST_CASE("a matrix of bool selects keys, with and without broadcast", "[attention][masks]") {
   for (const Shape& shape : shapes) {
     const Matrix matrix(shape);
-    check_mask<float>(shape, MaskMatrix(matrix.view()), [&](const Query& query, index_t key) {
+    check_mask<float>(shape, MatrixMask(matrix.view()), [&](const Query& query, index_t key) {
       return matrix.view()(query.batch, query.head, query.index, key);
     });
     const View<const bool, 4> of_queries(matrix.data(), matrix.extents, {0, 0, shape.keys, 1});
-    check_mask<float>(shape, MaskMatrix(of_queries), [&](const Query& query, index_t key) {
+    check_mask<float>(shape, MatrixMask(of_queries), [&](const Query& query, index_t key) {
       return matrix.data()[query.index * shape.keys + key];
     });
     const View<const bool, 4> of_rows(matrix.data(), matrix.extents, {shape.heads, 1, 2, 0});
-    check_mask<float>(shape, MaskMatrix(of_rows), [&](const Query& query, index_t) {
+    check_mask<float>(shape, MatrixMask(of_rows), [&](const Query& query, index_t) {
       return matrix.data()[query.batch * shape.heads + query.head + 2 * query.index];
     });
   }
@@ -80,7 +80,7 @@ void check_finite(const Shape& shape) {
     values.push_back(visible != 0 ? T(-3e38F) : T(-std::numeric_limits<float>::infinity()));
   }
   const View<const T, 4> view(values.data(), matrix.extents);
-  check_mask<float>(shape, Finite(view), [&](const Query& query, index_t key) {
+  check_mask<float>(shape, MatrixMask(view), [&](const Query& query, index_t key) {
     return matrix.view()(query.batch, query.head, query.index, key);
   });
 }
@@ -99,7 +99,7 @@ TEST_CASE("predicates and ranges compose", "[attention][masks]") {
       return matrix.view()(query.batch, query.head, query.index, key);
     };
     const std::vector<index_t> lengths{shape.keys - 1, shape.keys / 2};
-    check_mask<float>(shape, MaskMatrix(matrix.view()) & Causal{}, [&](const Query& query, index_t key) {
+    check_mask<float>(shape, MatrixMask(matrix.view()) & Causal{}, [&](const Query& query, index_t key) {
       return in_matrix(query, key) && key <= query.position();
     });
     check_mask<float>(shape, SlidingWindow{70, 3} & Where(is_picked), [&](const Query& query, index_t key) {
@@ -108,7 +108,7 @@ TEST_CASE("predicates and ranges compose", "[attention][masks]") {
     if (shape.batch > 2) continue;
     check_mask<float>(shape,
                       KeyLengths{std::span(lengths).first(static_cast<std::size_t>(shape.batch))} &
-                          MaskMatrix(matrix.view()) & Where(is_picked),
+                          MatrixMask(matrix.view()) & Where(is_picked),
                       [&](const Query& query, index_t key) {
                         return in_matrix(query, key) && is_picked(query, key) &&
                                key < lengths[static_cast<std::size_t>(query.batch)];

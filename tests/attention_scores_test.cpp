@@ -122,7 +122,7 @@ TEST_CASE("a mask of -inf gives weight 0, and n does not count the key", "[atten
   const auto finite = [&](const Query& query, index_t key) {
     return bias.view()(query.batch, query.head, query.index, key) != -infinity<float>;
   };
-  check_score(Problem<float>(shape), ssmax::Finite(bias.view()), finite, Bias(bias.view()),
+  check_score(Problem<float>(shape), ssmax::MatrixMask(bias.view()), finite, Bias(bias.view()),
               plus(bias.view()));
 }
 

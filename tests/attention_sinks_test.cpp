@@ -146,7 +146,8 @@ TEST_CASE("for a row of attn_mask with only false, out is 0", "[attention][sinks
           CHECK(two.lse[2 * i + 1] == 0);  // q1·k0
         }
       };
-      two.run(ssmax::MaskMatrix({reinterpret_cast<const bool*>(mask.data()), extents}), ssmax::Identity{});
+      two.run(ssmax::MatrixMask(View<const bool, 4>(reinterpret_cast<const bool*>(mask.data()), extents)),
+              ssmax::Identity{});
       check();
       two.run(Full{}, ssmax::Bias(View<const float, 4>(additive.data(), extents)));
       check();

@@ -99,7 +99,7 @@ TEST_CASE("a matrix mask has the extent of all keys, not of the key range", "[at
     const bool* const bools = reinterpret_cast<const bool*>(storage.data());
     const View<const bool, 4> matrix(bools, {shape.batch, shape.heads, shape.queries, shape.keys},
                                      {0, 0, shape.keys, 1});
-    check_cuts<float>(shape, ssmax::MaskMatrix(matrix),
+    check_cuts<float>(shape, ssmax::MatrixMask(matrix),
                       [&](const Query& query, index_t key) { return bools[query.index * shape.keys + key]; });
   }
 }

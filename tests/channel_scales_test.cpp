@@ -215,8 +215,8 @@ TEMPLATE_TEST_CASE("bfloat16 queries over pages with factors of channels",
       CHECK((got.explanation.path == Path::decode_bf16 || got.explanation.path == Path::prefill_bf16));
       CHECK(got == expected);
       CHECK(got == run(data, in_order.keys()));
-      CHECK(run(data, pool.keys(), Softmax{}, ssmax::SinkWindow{4, 100}) ==
-            run(data, rounded, Softmax{}, ssmax::SinkWindow{4, 100}));
+      CHECK(run(data, pool.keys(), Softmax{}, ssmax::SlidingWindow{99, 0, 4}) ==
+            run(data, rounded, Softmax{}, ssmax::SlidingWindow{99, 0, 4}));
     });
   }
 }
@@ -328,7 +328,7 @@ TEST_CASE("factors of channels: results are bit-identical with and without commo
   table.insert(table.begin(), pool.table.begin(), pool.table.begin() + pool.columns);
   const View<const int, 2> entries(table.data(), {2, pool.columns});
   const Data<float> both_sequences({2, 1, queries, 64, 72, {1200, longest}});
-  const ssmax::SinkWindow mask{4, 1100};
+  const ssmax::SlidingWindow mask{1099, 0, 4};
   for_each_target([&](const std::string&) {
     const PagedKeys keys(pool.k.view(), pool.v.view(), PageTable<int>(entries, lengths), {},
                          pool.channel_scales());

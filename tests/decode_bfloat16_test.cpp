@@ -177,7 +177,7 @@ TEST_CASE("decode is bit-identical to prefill on the bf16 path", "[decode][bfloa
       compare(Causal{}, Identity{});
       compare(ssmax::SlidingWindow{200}, Identity{});
       compare(EveryThirdKeyIsHidden{}, ssmax::Softcap{3});
-      compare(ssmax::SinkWindow{4, 100}, Identity{});
+      compare(ssmax::SlidingWindow{99, 0, 4}, Identity{});
     });
   }
 }

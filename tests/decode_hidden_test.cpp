@@ -68,7 +68,7 @@ void check_poison() {
         return key >= 2 && key < shape.length(b) - shape.queries - 50;
       };
       const Data<float> bad = poisoned(data, outside);
-      const SinkWindow mask{2, 50};
+      const SlidingWindow mask{49, 0, 2};
       const auto where = Causal{} & ssmax::Where([=](const Query& query, index_t key) {
                            return key < 2 || key > query.position() - 50;
                          });

@@ -191,7 +191,8 @@ TEST_CASE("masks and biases that are matrices, where all sequences are of one le
   const auto visible = [&](const Query& query, index_t key) {
     return key <= query.position() && std::isfinite(holes(query.batch, query.head, query.index, key));
   };
-  check(data, cache, Expected<float>(data, {.visible = visible}), Softmax{}, Causal{} & ssmax::Finite(holes));
+  check(data, cache, Expected<float>(data, {.visible = visible}), Softmax{},
+        Causal{} & ssmax::MatrixMask(holes));
   // A bias that depends on head and distance alone, so that the reference can say it too.
   std::vector<float> by_distance(4 * 3 * 70);
   const View<float, 4> relative(by_distance.data(), {2, 4, 3, 70}, {0, 3 * 70, 70, 1});

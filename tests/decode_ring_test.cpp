@@ -106,7 +106,7 @@ TEST_CASE("with more than 16 queries of a kv head a ring gives the same bits, to
 
 template <class X>
 index_t check_sinks(const Shape& shape, const Kept& kept, Rule& rule, bool bits) {
-  return check_ring<X>(shape, kept, SinkWindow{kept.first, kept.window}, rule, bits);
+  return check_ring<X>(shape, kept, SlidingWindow{kept.window - 1, 0, kept.first}, rule, bits);
 }
 
 TEST_CASE("first keys and a window on a ring give the results of a cache that holds all keys",
@@ -140,7 +140,7 @@ TEMPLATE_TEST_CASE("first keys and a window on a ring, for all lengths and types
   for (const index_t queries : {1, 5, 20}) {
     const Shape shape{2, 2, queries, 16, 9, {20, 67, 91, 92, 2060}};
     const Kept kept{5, 67, 72 + queries - 1};
-    const SinkWindow mask{kept.first, kept.window};
+    const SlidingWindow mask{kept.window - 1, 0, kept.first};
     const Data<T> data(shape);
     const Expected<T> expected(
         data, {.visible = [&](const Query& query, index_t key) { return kept.shows(query, key); }});
@@ -178,9 +178,9 @@ TEST_CASE("a mask that shows keys which a ring has forgotten is refused", "[deco
   const auto where =
       Causal{} & ssmax::Where([](const Query& q, index_t key) { return key > q.position() - 10; });
   CHECK_NOTHROW(call(where));
-  CHECK_NOTHROW(call(SinkWindow{0, 10}));
-  check_refused({"mask shows key 7", "stores keys [0, 8)"}, [&] { call(SinkWindow{0, 11}); });
-  check_refused({"mask shows key 0", "stores keys [0, 8)"}, [&] { call(SinkWindow{3, 10}); });
+  CHECK_NOTHROW(call(SlidingWindow{9, 0, 0}));
+  check_refused({"mask shows key 7", "stores keys [0, 8)"}, [&] { call(SlidingWindow{10, 0, 0}); });
+  check_refused({"mask shows key 0", "stores keys [0, 8)"}, [&] { call(SlidingWindow{9, 0, 3}); });
   // A ring that has not forgotten a key is like any other cache.
   const KvCache<float> fresh = filled<float>(data, nullptr, 20, true);
   CHECK(run(data, fresh) == run(data, filled<float>(data)));
@@ -200,19 +200,18 @@ TEST_CASE("a mask that shows keys between the first ones and the last ones of a 
   };
   // The first of three queries is at 17.
   check_refused({"ssmax::attention: mask shows key 11", "stores keys [4, 12)"}, [&] {
-    call(SinkWindow{4, 7});
+    call(SlidingWindow{6, 0, 4});
   });
-  check_refused({"mask shows key 4", "stores keys [4, 12)"}, [&] { call(SinkWindow{5, 6}); });
+  check_refused({"mask shows key 4", "stores keys [4, 12)"}, [&] { call(SlidingWindow{5, 0, 5}); });
   check_refused({"mask shows key 11", "stores keys [4, 12)"}, [&] { call(where(4, 7)); });
   check_refused({"mask shows key 4", "stores keys [4, 12)"}, [&] { call(where(5, 6)); });
   check_refused({"mask shows key 4", "stores keys [4, 12)"}, [&] { call(Causal{}); });
   check_refused({"mask shows key 11", "stores keys [4, 12)"}, [&] { call(SlidingWindow{6}); });
   CHECK(result == untouched);
-  CHECK_NOTHROW(call(SinkWindow{4, 6}));
+  CHECK_NOTHROW(call(SlidingWindow{5, 0, 4}));
   CHECK_NOTHROW(call(where(4, 6)));
-  CHECK_NOTHROW(call(SinkWindow{4, 6} & Causal{}));
+  CHECK_NOTHROW(call(SlidingWindow{5, 0, 4} & Causal{}));
   CHECK_NOTHROW(call(SlidingWindow{5}));
-  CHECK_NOTHROW(call(SinkWindow{0, 0}));
 }
 
 /// A source that has forgotten keys at the begin and others between those it stores.

@@ -70,7 +70,7 @@ void compare(index_t lists, index_t run, index_t queries, index_t width = 24) {
     INFO(target << ", lists " << lists << ", runs of " << run << ", queries " << queries);
     const auto check = [&](const auto& mask) { check_source(data, cache, pool.keys(), mask); };
     check(ssmax::Causal{});
-    check(ssmax::SinkWindow{8, 300});
+    check(ssmax::SlidingWindow{299, 0, 8});
   });
 }
 

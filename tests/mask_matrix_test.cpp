@@ -61,14 +61,15 @@ TEST_CASE("a matrix, an additive mask and a function show what they say, broadca
         return bits[static_cast<std::size_t>(at)] != 0;
       };
       const std::string expected = expected_picture(shape, sees);
-      const MaskMatrix matrix(View<const bool, 4>(storage.get(), extents, strides));
+      const MatrixMask matrix(View<const bool, 4>(storage.get(), extents, strides));
       CHECK(refusal(matrix, shape) == "");
       CHECK(picture(matrix, shape) == expected);
       CHECK(picture(Where(sees), shape) == expected);
-      CHECK(picture(Finite(View<float, 4>(floats.data(), extents, strides)), shape) == expected);
-      CHECK(picture(Finite(View<const double, 4>(doubles.data(), extents, strides)), shape) == expected);
-      CHECK(picture(Finite(View<ssmax::half, 4>(halves.data(), extents, strides)), shape) == expected);
-      CHECK(picture(Finite(View<ssmax::bfloat16, 4>(bfloats.data(), extents, strides)), shape) == expected);
+      CHECK(picture(MatrixMask(View<float, 4>(floats.data(), extents, strides)), shape) == expected);
+      CHECK(picture(MatrixMask(View<const double, 4>(doubles.data(), extents, strides)), shape) == expected);
+      CHECK(picture(MatrixMask(View<ssmax::half, 4>(halves.data(), extents, strides)), shape) == expected);
+      CHECK(picture(MatrixMask(View<ssmax::bfloat16, 4>(bfloats.data(), extents, strides)), shape) ==
+            expected);
     }
   });
 }
@@ -83,7 +84,7 @@ TEST_CASE("an additive mask hides by -inf alone", "[mask]") {
   using Limits = std::numeric_limits<double>;
   const std::array<double, 6> values{-Limits::infinity(), Limits::lowest(),    Limits::quiet_NaN(),
                                      Limits::infinity(),  -Limits::infinity(), 0};
-  CHECK(picture(Finite(View<const double, 4>(values.data(), {1, 1, 1, 6})), {1, 1, 1, 6}) == ".xxx.x\n");
+  CHECK(picture(MatrixMask(View<const double, 4>(values.data(), {1, 1, 1, 6})), {1, 1, 1, 6}) == ".xxx.x\n");
 }
 
 TEST_CASE("matrices of another shape are refused", "[mask]") {
@@ -91,24 +92,21 @@ TEST_CASE("matrices of another shape are refused", "[mask]") {
   const std::array<float, 24> values{};
   const QueryShape shape{1, 2, 3, 4};
   const auto matrix = [&](const std::array<index_t, 4>& extents) {
-    return refusal(MaskMatrix(View<const bool, 4>(bits.data(), extents)), shape);
+    return refusal(MatrixMask(View<const bool, 4>(bits.data(), extents)), shape);
   };
   CHECK(matrix({1, 2, 3, 4}) == "");
-  CHECK(matrix({2, 2, 3, 4}) ==
-        "ssmax::MaskMatrix: visible has extent 2 in dimension 0, the attention has 1");
+  CHECK(matrix({2, 2, 3, 4}) == "ssmax::MatrixMask: matrix has extent 2 in dimension 0, the attention has 1");
   CHECK(matrix({1, 1, 3, 4}) ==
-        "ssmax::MaskMatrix: visible has extent 1 in dimension 1, the attention has 2 (stride 0 broadcasts)");
-  CHECK(matrix({1, 2, 4, 3}) ==
-        "ssmax::MaskMatrix: visible has extent 4 in dimension 2, the attention has 3");
-  CHECK(matrix({1, 2, 3, 0}) ==
-        "ssmax::MaskMatrix: visible has extent 0 in dimension 3, the attention has 4");
-  CHECK(refusal(Finite(View<const float, 4>(values.data(), {1, 2, 3, 5})), shape) ==
-        "ssmax::Finite: values has extent 5 in dimension 3, the attention has 4");
-  CHECK(refusal(Finite(View<const float, 4>(values.data(), {1, 2, 3, 4}, {0, 0, 1, 3})), shape) ==
-        "ssmax::Finite: values has last stride 3, must be 0 or 1");
-  CHECK(refusal(MaskMatrix(View<const bool, 4>(nullptr, {1, 2, 3, 4})), shape) ==
-        "ssmax::MaskMatrix: visible is null but has size 24, must be 0");
-  CHECK(refusal(MaskMatrix(View<const bool, 4>(nullptr, {1, 2, 0, 4})), {1, 2, 0, 4}) == "");
+        "ssmax::MatrixMask: matrix has extent 1 in dimension 1, the attention has 2 (stride 0 broadcasts)");
+  CHECK(matrix({1, 2, 4, 3}) == "ssmax::MatrixMask: matrix has extent 4 in dimension 2, the attention has 3");
+  CHECK(matrix({1, 2, 3, 0}) == "ssmax::MatrixMask: matrix has extent 0 in dimension 3, the attention has 4");
+  CHECK(refusal(MatrixMask(View<const float, 4>(values.data(), {1, 2, 3, 5})), shape) ==
+        "ssmax::MatrixMask: matrix has extent 5 in dimension 3, the attention has 4");
+  CHECK(refusal(MatrixMask(View<const float, 4>(values.data(), {1, 2, 3, 4}, {0, 0, 1, 3})), shape) ==
+        "ssmax::MatrixMask: matrix has last stride 3, must be 0 or 1");
+  CHECK(refusal(MatrixMask(View<const bool, 4>(nullptr, {1, 2, 3, 4})), shape) ==
+        "ssmax::MatrixMask: matrix is null but has size 24, must be 0");
+  CHECK(refusal(MatrixMask(View<const bool, 4>(nullptr, {1, 2, 0, 4})), {1, 2, 0, 4}) == "");
 }
 
 }  // namespace mask_picture::mask_matrix_test

@@ -43,7 +43,7 @@ struct Bitmap {
   }
 };
 
-bool in_sink_window(const Query& query, index_t key, index_t first, index_t window) {
+bool in_window(const Query& query, index_t key, index_t first, index_t window) {
   const index_t p = query.position();
   return key <= p && (key < first || key > p - window);
 }
@@ -54,9 +54,9 @@ TEST_CASE("the members of masks with runs agree", "[attention][mask][slow]") {
   for (const QueryShape& shape :
        {QueryShape{1, 4, 1, 1}, {1, 4, 70, 70}, {2, 4, 5, 131}, {1, 4, 40, 9}, {1, 2, 33, 129}}) {
     for (const index_t first : {0, 1, 4, 200}) {
-      for (const index_t window : {0, 1, 7, 64, 300}) {
-        check_members(shape, SinkWindow{first, window}, "SinkWindow");
-        check_members(shape, SinkWindow{first, window} & SlidingWindow{20, 3}, "SinkWindow & SlidingWindow");
+      for (const index_t left : {0, 6, 63, 299}) {
+        check_members(shape, SlidingWindow{left, left % 5, first}, "SlidingWindow with first keys");
+        check_members(shape, SlidingWindow{left, 0, first} & SlidingWindow{20, 3}, "two windows");
       }
     }
     for (const index_t block : {1, 3, 16, 64}) {
@@ -64,7 +64,7 @@ TEST_CASE("the members of masks with runs agree", "[attention][mask][slow]") {
         const Bitmap bitmap(shape.keys, shape.keys, 2 * block, block, shape.heads / 2, every);
         check_members(shape, bitmap.mask(), "BlockSparse");
         check_members(shape, Causal{} & bitmap.mask(), "Causal & BlockSparse");
-        check_members(shape, bitmap.mask() & SinkWindow{3, 50}, "BlockSparse & SinkWindow");
+        check_members(shape, bitmap.mask() & SlidingWindow{49, 0, 3}, "BlockSparse & SlidingWindow");
       }
     }
   }
@@ -101,7 +101,7 @@ constexpr std::array<Shape, 6> shapes{{
 template <class F>
 void for_each_mask(const Shape& s, const F& f) {
   const index_t positions = std::max(s.queries, s.keys);
-  f(SinkWindow{4, 50}, [](const Query& q, index_t key) { return in_sink_window(q, key, 4, 50); });
+  f(SlidingWindow{49, 0, 4}, [](const Query& q, index_t key) { return in_window(q, key, 4, 50); });
   const Bitmap coarse(positions, s.keys, 64, 64, 1, 4), fine(positions, s.keys, 16, 8, s.kv_heads, 3),
       odd(positions, s.keys, 7, 100, s.heads, 2);
   for (const Bitmap* bitmap : {&coarse, &fine, &odd}) {
@@ -110,8 +110,8 @@ void for_each_mask(const Shape& s, const F& f) {
       [&](const Query& q, index_t key) { return is_before(q, key) && bitmap->shows(q, key); });
   }
   const Matrix matrix(s, false);
-  f(MatrixRuns(matrix.view) & SinkWindow{1, 200}, [&](const Query& q, index_t key) {
-    return in_sink_window(q, key, 1, 200) && matrix.view(q.batch, q.head, q.index, key) == 0;
+  f(MatrixRuns(matrix.view) & SlidingWindow{199, 0, 1}, [&](const Query& q, index_t key) {
+    return in_window(q, key, 1, 200) && matrix.view(q.batch, q.head, q.index, key) == 0;
   });
 }
 
@@ -159,7 +159,7 @@ TEST_CASE("decode under masks with runs", "[decode][masks][bfloat16]") {
       decode_problem::check(rounded, rounded_cache, decode_problem::Expected<bfloat16>(rounded, plan),
                             Softmax{}, mask);
     };
-    check_with(SinkWindow{4, 50}, [](const Query& q, index_t key) { return in_sink_window(q, key, 4, 50); });
+    check_with(SlidingWindow{49, 0, 4}, [](const Query& q, index_t key) { return in_window(q, key, 4, 50); });
     const Bitmap bitmap(shape.longest(), shape.longest(), 16, 64, 2, 5);
     check_with(Causal{} & bitmap.mask(),
                [&](const Query& q, index_t key) { return is_before(q, key) && bitmap.shows(q, key); });
@@ -182,9 +182,9 @@ TEST_CASE("MatrixRuns reads a matrix once", "[mask]") {
   }
 }
 
-/// SinkWindow, which counts the calls of sees.
+/// A window with first keys, which counts the calls of sees.
 struct Counted {
-  SinkWindow mask{4, 100};
+  SlidingWindow<true> mask{99, 0, 4};
   std::atomic<int>* calls;
 
   KeyRange keys(const Query& query) const { return mask.keys(query); }
@@ -232,13 +232,13 @@ TEST_CASE("masked key blocks are not read, and sees is not called", "[attention]
 
 TEST_CASE("decode takes a run of visible keys that lies in two key chunks", "[decode][masks]") {
   using decode_problem::Data;
-  const auto visible = [](const Query& q, index_t key) { return in_sink_window(q, key, 4, 100); };
+  const auto visible = [](const Query& q, index_t key) { return in_window(q, key, 4, 100); };
   for (const index_t queries : {1, 5}) {
     const Data<float> data({2, 1, queries, 8, 8, {1040, 2060}});
     decode_problem::Plan plan;
     plan.visible = visible;
     decode_problem::check(data, decode_problem::filled<float>(data),
-                          decode_problem::Expected<float>(data, plan), Softmax{}, SinkWindow{4, 100});
+                          decode_problem::Expected<float>(data, plan), Softmax{}, SlidingWindow{99, 0, 4});
   }
 }
 
@@ -264,8 +264,7 @@ TEST_CASE("NaN in masked keys stays there", "[attention][decode][masks]") {
 
 TEST_CASE("masks with runs refuse extents that do not fit", "[mask][errors]") {
   const QueryShape shape{1, 4, 100, 100};
-  check_refused({"SinkWindow", "first", "-1"}, [&] { SinkWindow(-1, 2).check(shape); });
-  check_refused({"SinkWindow", "window", "-2"}, [&] { SinkWindow(1, -2).check(shape); });
+  check_refused({"SlidingWindow", "first", "-1"}, [&] { SlidingWindow(2, 0, -1).check(shape); });
   const auto refuses = [&](SparseBlocks blocks, std::size_t words,
                            std::initializer_list<std::string_view> parts) {
     const std::vector<std::uint64_t> bitmap(words);

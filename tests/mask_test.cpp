@@ -46,13 +46,14 @@ static_assert(ssmax::same_keys<Full> && ssmax::same_keys<SameKeys>);
 static_assert(!ssmax::same_keys<Causal> && !ssmax::same_keys<Lengths> && !ssmax::same_keys<Window> &&
               !ssmax::same_keys<ByQuery>);
 
-static_assert(ssmax::Mask<SlidingWindow> && ssmax::Mask<PrefixLM> && ssmax::Mask<KeyLengths> &&
-              ssmax::Mask<Documents> && ssmax::Mask<MaskMatrix> && ssmax::Mask<Finite<float>>);
+static_assert(ssmax::Mask<SlidingWindow<>> && ssmax::Mask<PrefixLM> && ssmax::Mask<KeyLengths> &&
+              ssmax::Mask<Documents> && ssmax::Mask<MatrixMask<bool>> && ssmax::Mask<MatrixMask<float>>);
 static_assert(ssmax::Mask<decltype(Causal{} & Window{3})>);
 
-static_assert(ssmax::detail::has_predicate<MaskMatrix> && ssmax::detail::has_predicate<Finite<float>>);
-static_assert(ssmax::detail::has_predicate<ssmax::Both<Causal, MaskMatrix>> &&
-              ssmax::detail::has_predicate<ssmax::Both<MaskMatrix, Causal>>);
+static_assert(ssmax::detail::has_predicate<MatrixMask<bool>> &&
+              ssmax::detail::has_predicate<SlidingWindow<true>>);
+static_assert(ssmax::detail::has_predicate<ssmax::Both<Causal, MatrixMask<bool>>> &&
+              ssmax::detail::has_predicate<ssmax::Both<MatrixMask<bool>, Causal>>);
 static_assert(!ssmax::detail::has_predicate<Causal> && !ssmax::detail::has_predicate<Documents> &&
               !ssmax::detail::has_predicate<ssmax::Both<Causal, Documents>>);
 static_assert(ssmax::same_keys<ssmax::Both<Full, SameKeys>> && !ssmax::same_keys<ssmax::Both<Full, Causal>>);

@@ -35,13 +35,13 @@ void for_each_mask(index_t queries, index_t keys, const F& f) {
   const std::vector<std::uint64_t> bitmap(19, 0b1010011010);
   f("KeyLengths", KeyLengths{lengths});
   f("BlockSparse", ssmax::BlockSparse{blocks, bitmap});
-  f("MaskMatrix", ssmax::MaskMatrix{matrix});
+  f("MatrixMask", ssmax::MatrixMask{matrix});
   f("SlidingWindow & MatrixRuns", SlidingWindow{70} & ssmax::MatrixRuns{matrix});
   if constexpr (every) {
     f("SlidingWindow", SlidingWindow{40, 3});
-    f("SinkWindow", SinkWindow{3, 50});
+    f("SlidingWindow with first keys", SlidingWindow{49, 0, 3});
     f("MatrixRuns", ssmax::MatrixRuns{matrix});
-    f("Finite", ssmax::Finite{addend});
+    f("MatrixMask of an additive mask", ssmax::MatrixMask{addend});
     f("Causal & Where", Causal{} & ssmax::Where(shows));
   }
 }

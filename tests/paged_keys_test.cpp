@@ -101,7 +101,7 @@ void compare(index_t size, Layout layout, index_t queries, index_t longest = 130
     check(pool.keys(), Causal{});
     check(pool.keys_of_compressed_table(), ssmax::SlidingWindow{200});
     check(windowed.keys(), ssmax::SlidingWindow{60});
-    check(gapped.keys(), ssmax::SinkWindow{32, 60});
+    check(gapped.keys(), ssmax::SlidingWindow{59, 0, 32});
   });
 }
 
@@ -202,9 +202,10 @@ TEST_CASE("results that overlap the pool are refused, and keys in a gap must be 
       ssmax::attention({.q = {q.data(), {1, 1, 1, 8}}, .keys = keys, .out = {result, {1, 1, 1, 8}}}, mask);
     };
   };
-  check_refused({"ssmax::attention: out", "overlaps"}, call(memory.data() + 16, ssmax::SinkWindow{8, 10}));
+  check_refused({"ssmax::attention: out", "overlaps"},
+                call(memory.data() + 16, ssmax::SlidingWindow{9, 0, 8}));
   check_refused({"ssmax::attention: "}, call(out.data(), Causal{}));
-  CHECK(refusal(call(out.data(), ssmax::SinkWindow{8, 10})) == "(nothing was thrown)");
+  CHECK(refusal(call(out.data(), ssmax::SlidingWindow{9, 0, 8})) == "(nothing was thrown)");
 }
 
 }  // namespace decode_problem::paged_keys_test

@@ -273,7 +273,7 @@ TEST_CASE("a ring and kept keys of groups", "[decode][q8_0]") {
   const Data<float> data({2, 1, 1, 96, 64, {90}});
   KvCache<Q8_0> ring = filled<Q8_0>(data, nullptr, 40, true, 4);
   const KvCache<Q8_0> cache = filled<Q8_0>(data);
-  check_source(data, cache, ring, ssmax::SinkWindow{4, 30});
+  check_source(data, cache, ring, ssmax::SlidingWindow{29, 0, 4});
 
   KvCache<Q8_0> kept = filled<Q8_0>(data);
   const std::vector<index_t> branch{61, 70, 89};

@@ -173,7 +173,7 @@ TEST_CASE("common pages: masks, scores and scalings", "[attention][source][share
     same(Softmax{}, Full{}, Identity{});
     same(SSMax<float>{std::span(s), std::span(b)}, SlidingWindow{1100}, Identity{});
     same(Softmax{}, SlidingWindow{5}, Identity{});
-    same(SSMax<float>{0.4f}, SinkWindow{4, 300}, Identity{});
+    same(SSMax<float>{0.4f}, SlidingWindow{299, 0, 4}, Identity{});
     same(SSMax<float>{0.4f}, Every3rdKeyIsMasked{}, Identity{});
     same(Softmax{}, Causal{}, Alibi{slopes});
     same(SSMax<float>{0.1f}, Causal{}, Softcap{5});

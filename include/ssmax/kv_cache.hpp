@@ -9,11 +9,11 @@
 /// K and values as V. Each sequence of the batch has its own length.
 ///
 /// A ring keeps the last `capacity` keys of a sequence and overwrites older keys, for sliding windows. A ring with
-/// `first` also keeps the first keys of a sequence (attention sinks), for SinkWindow (mask_runs.hpp):
+/// `first` also keeps the first keys of a sequence (attention sinks), for SlidingWindow (mask.hpp):
 ///
 ///     KvCache<float> ring({.width = 64, .capacity = 4 + 512, .ring = true, .first = 4});
 ///     ring.append(k_new, v_new, &rope);                         // one position
-///     attention({.q = q_new, .keys = ring, .out = out, .rope = &rope}, scaling, SinkWindow{4, 512});
+///     attention({.q = q_new, .keys = ring, .out = out, .rope = &rope}, scaling, SlidingWindow{511, 0, 4});
 ///
 /// A call with several queries needs window + queries - 1 keys in addition to the first keys.
 #pragma once

@@ -5,18 +5,16 @@
 /// |---|---|
 /// | Full | every key |
 /// | Causal | keys up to p; aligned bottom-right: the last query attends to the last key |
-/// | Lengths | the first `visible[r]` keys, for row r (ragged rows), rows counted over [batch, head, query] |
-/// | SlidingWindow | keys p - left to p + right |
+/// | Lengths | the first `visible[r]` keys, for row r (softmax of ragged rows) |
+/// | SlidingWindow | keys p - left to p + right; with a third argument also the first keys |
 /// | PrefixLM | keys up to p, and the first `prefix[b]` keys for every p |
 /// | KeyLengths | the first `lengths[b]` keys (padding) |
 /// | Documents | the keys of the query's document (packed sequences), all or up to p; positions restart |
-/// | SinkWindow | the first keys and a window (mask_runs.hpp) |
 /// | BlockSparse | the key blocks that a bitmap selects for the query block (mask_runs.hpp) |
-/// | MatrixRuns | the keys that a matrix selects; the constructor reads the matrix once (mask_runs.hpp) |
+/// | MatrixRuns | the same keys as MatrixMask; the constructor reads the matrix once (mask_runs.hpp) |
 /// | Tree | committed keys, and the branch of a candidate of speculative decoding (tree_mask.hpp) |
 /// | `a & b` | the keys that are visible under both a and b |
-/// | MaskMatrix | the keys where a matrix of bool is true (mask_matrix.hpp) |
-/// | Finite | the keys where an additive mask is not -inf (mask_matrix.hpp) |
+/// | MatrixMask | the keys where a matrix of bool is true, or an additive mask is not -inf (mask_matrix.hpp) |
 /// | Where | the keys for which your function returns true (mask_matrix.hpp) |
 ///
 /// Spans must outlive the mask. query.hpp defines the concept, for a mask of your own.
@@ -53,8 +51,12 @@ struct Causal {
   }
 };
 
-/// A mask for ragged rows: the first visible[r] keys are visible to row r = (batch·heads + head)·queries + query.
+/// A mask for softmax of ragged rows: the first visible[r] keys are visible to row r = (batch·heads + head)·queries +
+/// query. Attention accepts it, but sequences need one number only: see KeyLengths and the option `lengths`.
 struct Lengths {
+  /// Attention refuses this mask together with the option `lengths`.
+  static constexpr bool refuses_lengths = true;
+
   Integers visible;  ///< One number per row.
 
   /// Stores the span, which must outlive the mask.
@@ -73,26 +75,64 @@ struct Lengths {
 /// A mask with a window: a query at position p attends to keys p - left to p + right.
 /// `std::numeric_limits<index_t>::max()` leaves that side unbounded. For a model's "window of w tokens", which
 /// includes the token itself, set left = w - 1.
+///
+/// `SlidingWindow(left, right, first)` also shows the first `first` keys of the sequence, up to key p + right.
+/// KeepsFirst is true for this form only, because a mask with runs takes other paths than a mask with one range.
+template <bool KeepsFirst = false>
 struct SlidingWindow {
-  index_t left;   ///< Keys before the query's own position.
-  index_t right;  ///< Keys after the query's own position.
+  index_t left;       ///< Keys before the query's own position.
+  index_t right;      ///< Keys after the query's own position.
+  index_t first = 0;  ///< Keys at the start of the sequence that stay visible; 0 unless KeepsFirst.
 
-  /// Sets left and right, both at least 0.
-  SSMAX_INLINE constexpr explicit SlidingWindow(index_t keys_before, index_t keys_after = 0)
-      : left(keys_before), right(keys_after) {}
-  /// Returns [p - left, p + right + 1), clamped to [0, keys). The comparisons avoid an overflow.
+  /// Sets left, right and first, all at least 0.
+  SSMAX_INLINE constexpr explicit SlidingWindow(index_t keys_before, index_t keys_after = 0,
+                                                index_t first_keys = 0)
+      : left(keys_before), right(keys_after), first(first_keys) {}
+  /// Returns [p - left, p + right + 1), clamped to [0, keys). Exception: if KeepsFirst, the range begins with key 0.
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
-    const index_t position = query.position();
-    const index_t last = query.shape.keys - 1;
-    return {left < position ? position - left : 0,
-            right < last - position ? std::max<index_t>(0, position + right + 1) : query.shape.keys};
+    const KeyRange seen = window(query);
+    return {KeepsFirst ? 0 : seen.begin, seen.end};
   }
-  /// Throws std::invalid_argument if left or right is negative.
+  /// Returns true if the key is one of the first keys or in the window.
+  SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const requires KeepsFirst {
+    const KeyRange seen = window(query);
+    return key < seen.end && (key < first || key >= seen.begin);
+  }
+  /// Returns the visible first keys from `from` on or, after them, the window.
+  SSMAX_INLINE constexpr KeyRange run(const Query& query, index_t from) const requires KeepsFirst {
+    const KeyRange seen = window(query);
+    if (from < first && seen.begin > from) return {from, std::min(first, seen.end)};
+    return {std::max(from, seen.begin), seen.end};
+  }
+  /// Returns n.
+  SSMAX_INLINE constexpr index_t count(const Query& query) const requires KeepsFirst {
+    const KeyRange seen = window(query);
+    return seen.end - std::max<index_t>(0, seen.begin - first);
+  }
+  /// Returns true if both queries have the same position.
+  SSMAX_INLINE constexpr bool same_runs(const Query& query, const Query& other) const requires KeepsFirst {
+    return query.position() == other.position();
+  }
+  /// Throws std::invalid_argument if left, right or first is negative, or first is not 0 without KeepsFirst.
   SSMAX_INLINE void check(const QueryShape&) const {
     detail::check_at_least("SlidingWindow", "left", left, 0);
     detail::check_at_least("SlidingWindow", "right", right, 0);
+    detail::check_at_least("SlidingWindow", "first", first, 0);
+    if constexpr (!KeepsFirst)
+      detail::check_equal("SlidingWindow<false>", "first", "is", first, "must be", 0);
+  }
+
+ private:
+  /// Returns the keys of the window. The comparisons avoid an overflow.
+  SSMAX_INLINE constexpr KeyRange window(const Query& query) const {
+    const index_t position = query.position();
+    const index_t after = std::min(right, query.shape.keys - 1 - position);
+    return {left < position ? position - left : 0, std::max<index_t>(0, position + after + 1)};
   }
 };
+
+/// Deduces KeepsFirst from the number of arguments.
+SlidingWindow(index_t, index_t, index_t)->SlidingWindow<true>;
 
 /// A causal mask with a prefix: the first prefix[b] keys are visible to all queries of batch entry b. The mask clamps
 /// prefix[b] to [0, keys].
@@ -140,6 +180,9 @@ struct KeyLengths {
 /// rope, a document with queries needs keys. Otherwise its queries would have a position below 0.
 class Documents {
  public:
+  /// Attention refuses this mask together with the option `lengths`.
+  static constexpr bool refuses_lengths = true;
+
   /// Queries and keys have the same boundaries. The span must outlive the mask.
   SSMAX_INLINE constexpr Documents(KeptIntegers cumulative, bool causal)
       : Documents(cumulative, cumulative, causal) {}
@@ -230,6 +273,12 @@ class Both {
                 "ssmax: of two masks joined by &, only one may define positions");
 
  public:
+  /// True if the keys of a source were rotated to the positions of the mask that defines positions.
+  static constexpr bool rotated_to_positions =
+      detail::rotated_to_positions<A> || detail::rotated_to_positions<B>;
+  /// True if attention refuses one of the masks together with the option `lengths`.
+  static constexpr bool refuses_lengths = detail::refuses_lengths<A> || detail::refuses_lengths<B>;
+
   /// Copies both masks. `a & b` calls this constructor.
   SSMAX_INLINE constexpr Both(const A& a, const B& b) : a_(a), b_(b) {}
 
@@ -302,10 +351,6 @@ class Both {
 template <Mask A, Mask B>
 inline constexpr bool same_keys<Both<A, B>> = same_keys<A>&& same_keys<B>;
 
-/// Positions of keys in a source, by the mask that defines positions.
-template <Mask A, Mask B>
-inline constexpr bool rotated_to_positions<Both<A, B>> = rotated_to_positions<A> || rotated_to_positions<B>;
-
 /// Returns a mask with the keys that are visible under both masks. (For two masks in your own namespace, lookup does
 /// not find this operator: write `Both(a, b)`.)
 template <Mask A, Mask B>
@@ -318,21 +363,6 @@ template <Mask M>
 [[nodiscard]] SSMAX_INLINE constexpr Both<Full, M> as_mask(const M& mask) {
   return {Full{}, mask};
 }
-
-SSMAX_END
-
-SSMAX_BEGIN_DETAIL
-
-/// True for masks that count the rows of a call without SequenceLengths.
-template <class M>
-inline constexpr bool describes_call_without_lengths = false;
-template <>
-inline constexpr bool describes_call_without_lengths<Lengths> = true;
-template <>
-inline constexpr bool describes_call_without_lengths<Documents> = true;
-template <class A, class B>
-inline constexpr bool describes_call_without_lengths<Both<A, B>> =
-    describes_call_without_lengths<A> || describes_call_without_lengths<B>;
 
 SSMAX_END
 /// @}

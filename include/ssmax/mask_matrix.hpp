@@ -1,6 +1,6 @@
 /// @defgroup mask_matrix Masks for any set of keys (mask_matrix.hpp)
 /// @ingroup mask
-/// Masks for any set of visible keys. MaskMatrix and Finite read a matrix, `Where` calls your function.
+/// Masks for any set of visible keys. MatrixMask reads a matrix, `Where` calls your function.
 ///
 /// These masks count n key by key, which takes as long as reading the matrix. If most keys are masked, join a mask
 /// that limits the range first: `Causal{} & Where(f)` calls f for the keys up to the query only.
@@ -24,13 +24,16 @@
 /// @{
 SSMAX_BEGIN_DETAIL
 
-/// Returns true if x is -inf. For 16-bit types, an integer comparison is faster than a conversion.
+/// Returns true if an element of a matrix shows its key: true, or not -inf. For 16-bit types, an integer comparison is
+/// faster than a conversion.
 template <class T>
-SSMAX_INLINE constexpr bool is_minus_infinity(T x) {
-  if constexpr (std::same_as<T, half> || std::same_as<T, bfloat16>) {
-    return x.bits == T(-std::numeric_limits<float>::infinity()).bits;
+SSMAX_INLINE constexpr bool shows(T x) {
+  if constexpr (std::same_as<T, bool>) {
+    return x;
+  } else if constexpr (std::same_as<T, half> || std::same_as<T, bfloat16>) {
+    return x.bits != T(-std::numeric_limits<float>::infinity()).bits;
   } else {
-    return x == -std::numeric_limits<T>::infinity();
+    return x != -std::numeric_limits<T>::infinity();
   }
 }
 
@@ -38,49 +41,32 @@ SSMAX_END
 
 SSMAX_BEGIN_DATA
 
-/// A mask by a matrix of bool: a key is visible if its element is true.
-struct MaskMatrix {
-  View<const bool, 4> visible;  ///< [batch, heads, queries, keys].
-
-  /// Stores the view. The matrix must outlive the mask.
-  SSMAX_INLINE constexpr explicit MaskMatrix(const View<const bool, 4>& matrix) : visible(matrix) {}
-  /// Returns [0, keys).
-  SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
-  /// Returns true if the matrix is true for the key.
-  SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
-    return visible(query.batch, query.head, query.index, key);
-  }
-  /// Throws std::invalid_argument unless the matrix has the extents of the queries and keys.
-  SSMAX_INLINE void check(const QueryShape& shape) const {
-    detail::check_matrix("MaskMatrix", "visible", visible, shape);
-  }
-};
-
-/// A mask by an additive mask: a key is visible if its element is not -inf. A finite number, however negative, does
-/// not mask a key. To add the finite numbers to the logits, use the score function Bias.
+/// A mask by a matrix. A key is visible if its element is true in a matrix of bool, or not -inf in an additive mask. A
+/// finite number, however negative, does not mask a key. To add the finite numbers to the logits, use the score
+/// function Bias. T is bool, float, double, half or bfloat16.
 template <class T>
-class Finite {
+class MatrixMask {
  public:
-  /// Stores the view. The matrix must outlive the mask. T is float, double, half or bfloat16.
-  SSMAX_INLINE constexpr explicit Finite(const View<const T, 4>& values) : values_(values) {}
+  /// Stores the view. The matrix must outlive the mask.
+  SSMAX_INLINE constexpr explicit MatrixMask(const View<const T, 4>& matrix) : matrix_(matrix) {}
   /// Returns [0, keys).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
-  /// Returns true if the additive mask is not -inf for the key.
+  /// Returns true if the element of the key is true or not -inf.
   SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
-    return !detail::is_minus_infinity(values_(query.batch, query.head, query.index, key));
+    return detail::shows(matrix_(query.batch, query.head, query.index, key));
   }
   /// Throws std::invalid_argument unless the matrix has the extents of the queries and keys.
   SSMAX_INLINE void check(const QueryShape& shape) const {
-    detail::check_matrix("Finite", "values", values_, shape);
+    detail::check_matrix("MatrixMask", "matrix", matrix_, shape);
   }
 
  private:
-  View<const T, 4> values_;
+  View<const T, 4> matrix_;
 };
 
 /// Deduces T from the element type of a view.
 template <class T>
-Finite(View<T, 4>) -> Finite<std::remove_const_t<T>>;
+MatrixMask(View<T, 4>) -> MatrixMask<std::remove_const_t<T>>;
 
 /// A mask by a function: a key is visible if f(query, key) is true. Several threads may call f, and more than once
 /// for a pair.

@@ -2,7 +2,6 @@
 /// @ingroup mask
 /// Masks that provide their runs of visible keys. Attention skips the key blocks between the runs.
 ///
-///     attention(arguments, SSMax<float>{s}, SinkWindow{4, 512});                    // 4 first keys and a window
 ///     attention(arguments, SSMax<float>{s}, Causal{} & BlockSparse(blocks, bitmap));
 ///
 /// query.hpp describes the optional members `run` and `count` of such a mask.
@@ -10,10 +9,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <vector>
 
@@ -22,59 +19,13 @@
 #include "detail/checks/views.hpp"
 #include "detail/memory/bits.hpp"
 #include "kept_span.hpp"
+#include "mask_matrix.hpp"
 #include "query.hpp"
 #include "view.hpp"
 
 /// @addtogroup mask_runs
 /// @{
 SSMAX_BEGIN_DATA
-
-/// A mask with attention sinks and a window. A query at position p attends to the first `first` keys and to the
-/// `window` keys that end with key p. Keys after p are masked. n = min(p + 1, first + window).
-struct SinkWindow {
-  index_t first;   ///< Keys at the start of the sequence (attention sinks), at least 0.
-  index_t window;  ///< Keys of the window, including the query's own, at least 0.
-
-  /// Sets first and window.
-  SSMAX_INLINE constexpr SinkWindow(index_t first_keys, index_t window_keys)
-      : first(first_keys), window(window_keys) {}
-  /// Returns [0, p + 1).
-  SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, end(query)}; }
-  /// Returns true if the key is one of the first keys or in the window.
-  SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
-    return key < end(query) && (key < first || key >= begin(query));
-  }
-  /// Returns the visible first keys from `from` on or, after them, the window.
-  SSMAX_INLINE constexpr KeyRange run(const Query& query, index_t from) const {
-    const index_t last = end(query);
-    if (from < first && begin(query) > from) return {from, std::min(first, last)};
-    return {std::max(from, begin(query)), last};
-  }
-  /// Returns n.
-  SSMAX_INLINE constexpr index_t count(const Query& query) const {
-    const index_t last = end(query);
-    return last - std::max<index_t>(0, begin(query) - std::min(first, last));
-  }
-  /// Returns true if both queries have the same position.
-  SSMAX_INLINE constexpr bool same_runs(const Query& query, const Query& other) const {
-    return query.position() == other.position();
-  }
-  /// Throws std::invalid_argument if first or window is negative.
-  SSMAX_INLINE void check(const QueryShape&) const {
-    detail::check_at_least("SinkWindow", "first", first, 0);
-    detail::check_at_least("SinkWindow", "window", window, 0);
-  }
-
- private:
-  /// Returns the end of the window [begin, end).
-  SSMAX_INLINE static constexpr index_t end(const Query& query) {
-    return std::max<index_t>(0, query.position() + 1);
-  }
-  SSMAX_INLINE constexpr index_t begin(const Query& query) const {
-    const index_t last = end(query);
-    return window < last ? last - window : 0;
-  }
-};
 
 /// The shapes of the blocks and bitmaps of a BlockSparse mask.
 struct SparseBlocks {
@@ -203,20 +154,25 @@ SSMAX_END
 SSMAX_BEGIN_CODE
 
 /// A mask with the visible keys of a matrix, stored as runs. The constructor reads the matrix [batch, heads, queries,
-/// keys] once. You may change the matrix afterwards. MaskMatrix and Finite read the matrix for each logit instead.
+/// keys] once. You may change the matrix afterwards. MatrixMask reads the matrix for each logit instead.
 ///
 /// Memory: 16 bytes per run and per row. A dimension of stride 0 is stored once.
 class MatrixRuns {
  public:
-  /// Reads a matrix that is true for visible keys. Throws std::invalid_argument for a view that view.hpp rules out, but
-  /// accepts any last stride.
-  explicit MatrixRuns(const View<const bool, 4>& visible) {
-    read(visible, [](bool x) { return x; });
-  }
-  /// Reads an additive mask that is -inf for masked keys. T is float, double, half or bfloat16.
+  /// Reads a matrix of bool, or an additive mask of float, double, half or bfloat16. Throws std::invalid_argument for a
+  /// view that view.hpp rules out, but accepts any last stride.
   template <class T>
-  explicit MatrixRuns(const View<const T, 4>& values) requires(!std::same_as<T, bool>) {
-    read(values, [](T x) { return x != -std::numeric_limits<float>::infinity(); });
+  explicit MatrixRuns(const View<T, 4>& matrix) {
+    detail::check_strided_view("MatrixRuns", "the matrix", matrix);
+    for (int i = 0; i < 4; ++i) extents_[i] = matrix.extent(i);
+    for (int i = 0; i < 3; ++i)
+      rows_[i] = matrix.stride(i) == 0 ? std::min<index_t>(1, extents_[i]) : extents_[i];
+    begins_.push_back(0);
+    for (index_t b = 0; b < rows_[0]; ++b) {
+      for (index_t h = 0; h < rows_[1]; ++h) {
+        for (index_t q = 0; q < rows_[2]; ++q) read_row(matrix, b, h, q);
+      }
+    }
   }
 
   /// Returns the range from the first to the last visible key.
@@ -262,25 +218,12 @@ class MatrixRuns {
   };
   using Runs = std::span<const Run>;
 
-  template <class T, class F>
-  void read(const View<const T, 4>& matrix, const F& is_visible) {
-    detail::check_strided_view("MatrixRuns", "the matrix", matrix);
-    for (int i = 0; i < 4; ++i) extents_[i] = matrix.extent(i);
-    for (int i = 0; i < 3; ++i)
-      rows_[i] = matrix.stride(i) == 0 ? std::min<index_t>(1, extents_[i]) : extents_[i];
-    begins_.push_back(0);
-    for (index_t b = 0; b < rows_[0]; ++b) {
-      for (index_t h = 0; h < rows_[1]; ++h) {
-        for (index_t q = 0; q < rows_[2]; ++q) read_row(matrix, b, h, q, is_visible);
-      }
-    }
-  }
-  template <class T, class F>
-  void read_row(const View<const T, 4>& matrix, index_t b, index_t h, index_t q, const F& is_visible) {
+  template <class T>
+  void read_row(const View<T, 4>& matrix, index_t b, index_t h, index_t q) {
     index_t count = 0;
     for (index_t key = 0; key < extents_[3];) {
       KeyRange run{key, key};
-      while (run.end < extents_[3] && is_visible(matrix(b, h, q, run.end))) ++run.end;
+      while (run.end < extents_[3] && detail::shows(matrix(b, h, q, run.end))) ++run.end;
       if (run.size() > 0) runs_.push_back({run, count += run.size()});
       key = run.end + 1;
     }

@@ -28,7 +28,12 @@
 /// With `run`, attention skips key blocks that no run touches, and does not call `sees` for each logit.
 ///
 /// A source of keys (key_source.hpp) has rotated its keys to their places in the sequence. So the rope ignores the
-/// positions of the mask. Exceptions: the option `rotate_source_keys`, and masks that specialise rotated_to_positions.
+/// positions of the mask. Exceptions: the option `rotate_source_keys`, and masks with the member
+///
+///     static constexpr bool rotated_to_positions = true;
+///
+/// It declares that the keys of a source were rotated to the mask's positions. The rope then rotates queries to the
+/// mask's positions as well.
 ///
 /// A member of these names with another signature is a compile error. If all queries see the same keys, specialise
 /// same_keys (fast_path.hpp): short rows are then computed several per vector.
@@ -76,11 +81,6 @@ struct Query {
   /// key. The place is negative for the first queries if there are more queries than keys.
   SSMAX_INLINE constexpr index_t position() const { return index + shape.keys - shape.queries + shift; }
 };
-
-/// True if the keys of a source were rotated to the mask's positions, instead of their places in the sequence. The rope
-/// then rotates queries to the mask's positions as well.
-template <class Mask>
-inline constexpr bool rotated_to_positions = false;
 
 SSMAX_END
 

@@ -5,7 +5,7 @@
 ///
 /// For packed documents, the models' code in Hugging Face differs. Ministral 3 counts within the document
 /// (`position_ids`). With the mask Documents, these scalings also count within the document. Llama 4 and Inkling
-/// count through the documents. For their p, join masks that do not define positions, such as Causal and a MaskMatrix
+/// count through the documents. For their p, join masks that do not define positions, such as Causal and a MatrixMask
 /// of the documents.
 #pragma once
 

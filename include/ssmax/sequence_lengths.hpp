@@ -28,7 +28,7 @@
 /// - Causal masks are aligned bottom-right in the sequence. Positions and n begin at the sequence's first key.
 /// - Results of a sequence are bit-identical to a call with this sequence alone. It also takes the same path.
 ///
-/// Numbers per query (PerQuery, Bias, MaskMatrix, Finite) have the extents [sequences, heads, queries of the longest
+/// Numbers per query (PerQuery, Bias, MatrixMask) have the extents [sequences, heads, queries of the longest
 /// sequence, keys of the longest sequence], in both layouts. Element (b, head, i, j) belongs to query i and key j of
 /// sequence b. A policy's check receives these extents. The masks `Lengths` and `Documents` describe calls without
 /// lengths: together with lengths, both throw std::invalid_argument.

@@ -39,13 +39,16 @@ SSMAX_BEGIN_CODE
 /// A mask for a tree of candidates. The constructor reads the parents once.
 ///
 /// With a `window`, only the keys at the last `window` positions of a candidate's branch are visible. In
-/// `tree & other`, the other mask places candidate i at key `committed + i`. So SlidingWindow and SinkWindow do not
-/// count positions of the branch there.
+/// `tree & other`, the other mask places candidate i at key `committed + i`. So SlidingWindow does not count
+/// positions of the branch there.
 ///
 /// With the option `lengths`, a sequence with fewer queries has the first candidates of its tree. The longest sequence
 /// has all T. Memory: T · (T / 8 + 8) bytes per tree.
 class Tree {
  public:
+  /// The offsets of KvCache::append rotate keys to the positions of the tree.
+  static constexpr bool rotated_to_positions = true;
+
   /// Makes one tree for all batch entries. Throws std::invalid_argument unless -1 <= parents[i] < i and window >= 1.
   explicit Tree(Integers parents, index_t window = unbounded)
       : Tree(1, std::ssize(parents), window,
@@ -150,11 +153,4 @@ class Tree {
 
 SSMAX_END
 
-SSMAX_BEGIN_DATA
-
-/// The offsets of KvCache::append rotate keys to the positions of the tree.
-template <>
-inline constexpr bool rotated_to_positions<Tree> = true;
-
-SSMAX_END
 /// @}

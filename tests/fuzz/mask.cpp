@@ -77,7 +77,7 @@ DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>
     drawn.words += "SlidingWindow(" + std::to_string(left) + ", " + std::to_string(right) + ")";
     return ssmax::SlidingWindow(left, right);
   };
-  const auto in_window = [](ssmax::SlidingWindow w, index_t p, index_t key) {
+  const auto in_window = [](ssmax::SlidingWindow<> w, index_t p, index_t key) {
     return (key >= p || p - key <= w.left) && (key <= p || key - p <= w.right);
   };
   const auto matrix = [&] {
@@ -252,8 +252,8 @@ DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>
     case 10: {
       auto m = matrix();
       const bool causal = random.chance(0.4);
-      drawn.words = causal ? "Causal & MaskMatrix" : "MaskMatrix";
-      const ssmax::MaskMatrix mask(View<const bool, 4>(m->shown.get(), extents(), m->strides));
+      drawn.words = causal ? "Causal & MatrixMask" : "MatrixMask";
+      const ssmax::MatrixMask mask(View<const bool, 4>(m->shown.get(), extents(), m->strides));
       definition.sees = matrix_sees(m);
       if (causal) {
         hold(drawn, ssmax::Causal{} & mask, m);
@@ -267,8 +267,8 @@ DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>
     }
     case 11: {
       auto m = matrix();
-      drawn.words = "Finite";
-      hold(drawn, ssmax::Finite<float>(View<const float, 4>(m->added.data(), extents(), m->strides)), m);
+      drawn.words = "MatrixMask of an additive mask";
+      hold(drawn, ssmax::MatrixMask(View<const float, 4>(m->added.data(), extents(), m->strides)), m);
       definition.sees = matrix_sees(m);
       break;
     }
@@ -285,10 +285,10 @@ DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>
     case 13: {
       auto m = matrix();
       const auto [mask, memory] = documents(random.chance(0.6));
-      drawn.words += " & MaskMatrix";
+      drawn.words += " & MatrixMask";
       auto both =
           std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(m, memory);
-      hold(drawn, mask & ssmax::MaskMatrix(View<const bool, 4>(m->shown.get(), extents(), m->strides)), both);
+      hold(drawn, mask & ssmax::MatrixMask(View<const bool, 4>(m->shown.get(), extents(), m->strides)), both);
       definition.sees = [one = definition.sees, other = matrix_sees(m)](const Query& q, index_t key) {
         return one(q, key) && other(q, key);
       };

@@ -118,8 +118,8 @@ DrawnMask draw_run_mask(Random& random, const QueryShape& shape, RunMasks masks)
     hold(drawn, mask, std::move(memory));
     drawn.words = words;
   };
-  const ssmax::SinkWindow sink(random.between(0, std::min<index_t>(shape.keys, 200)),
-                               random.between(0, shape.keys));
+  const index_t left = random.between(0, shape.keys), right = random.chance(0.5) ? 0 : random.between(0, 9);
+  const ssmax::SlidingWindow with_first(left, right, random.between(0, std::min<index_t>(shape.keys, 200)));
   const ssmax::SlidingWindow window(random.between(0, shape.keys), random.between(0, shape.keys));
   // Blocks.
   ssmax::SparseBlocks sizes{.query_block = random.pick<index_t>({1, 7, 64}),
@@ -139,7 +139,7 @@ DrawnMask draw_run_mask(Random& random, const QueryShape& shape, RunMasks masks)
       set("the user's runs", OwnRuns{});
       break;
     case 1:
-      set("SinkWindow", sink);
+      set("SlidingWindow with first keys", with_first);
       break;
     case 2:
       set("BlockSparse", blocks, bits);
@@ -151,10 +151,11 @@ DrawnMask draw_run_mask(Random& random, const QueryShape& shape, RunMasks masks)
       set("BlockSparse & SlidingWindow", blocks & window, bits);
       break;
     case 5:
-      set("SinkWindow & BlockSparse", sink & blocks, bits);
+      set("SlidingWindow with first keys & BlockSparse", with_first & blocks, bits);
       break;
     case 6:
-      set("SinkWindow & Causal & the user's runs", sink & ssmax::Causal{} & OwnRuns{});
+      set("SlidingWindow with first keys & Causal & the user's runs",
+          with_first & ssmax::Causal{} & OwnRuns{});
       break;
     case 7:
     case 8: {
@@ -164,7 +165,7 @@ DrawnMask draw_run_mask(Random& random, const QueryShape& shape, RunMasks masks)
       if (random.chance(0.5)) {
         set("Tree", tree);
       } else {
-        set("Tree & SinkWindow", tree & sink);
+        set("Tree & SlidingWindow with first keys", tree & with_first);
       }
       break;
     }
@@ -176,7 +177,7 @@ DrawnMask draw_run_mask(Random& random, const QueryShape& shape, RunMasks masks)
       if (random.chance(0.5)) {
         set("MatrixRuns", matrix);
       } else {
-        set("MatrixRuns & SinkWindow", matrix & sink);
+        set("MatrixRuns & SlidingWindow with first keys", matrix & with_first);
       }
       break;
     }
@@ -188,7 +189,7 @@ DrawnMask draw_run_mask(Random& random, const QueryShape& shape, RunMasks masks)
           std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(bounds, bits);
       const ssmax::Documents documents(bounds->first, bounds->second, random.chance(0.5));
       if (random.chance(0.5)) {
-        set("Documents & SinkWindow", documents & sink, memory);
+        set("Documents & SlidingWindow with first keys", documents & with_first, memory);
       } else {
         set("BlockSparse & Documents", blocks & documents, memory);
       }

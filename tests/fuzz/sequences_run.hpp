@@ -254,15 +254,9 @@ class Contents {
 };
 
 struct TreeMask : WithRuns<PositionPredicateMask> {
+  static constexpr bool rotated_to_positions = true;
   void check(const QueryShape&) const {}  // a sequence alone may have fewer queries than the tree
 };
-
-}  // namespace fuzz
-
-template <>
-inline constexpr bool ssmax::rotated_to_positions<fuzz::TreeMask> = true;
-
-namespace fuzz {
 
 /// Rows of all sequences. In each head, they lie between rows of NaN, where nothing may be read or written.
 template <class X>

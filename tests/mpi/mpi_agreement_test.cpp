@@ -50,7 +50,7 @@ TEST_CASE("ranks compare policies for every batch entry, head and query", "[mpi]
     std::fill_n(visible.get(), 2 * 2 * n * n, true);
     // The last query belongs to the last rank, so two ranks compare its row.
     visible[static_cast<std::size_t>((4 * n - 1) * n + (is_last() ? 7 : 8))] = false;
-    check_compared(Softmax{}, MaskMatrix(View<const bool, 4>(visible.get(), {2, 2, n, n})), Identity{},
+    check_compared(Softmax{}, MatrixMask(View<const bool, 4>(visible.get(), {2, 2, n, n})), Identity{},
                    "mask");
   }
   SECTION("a function") {

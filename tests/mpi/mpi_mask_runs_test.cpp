@@ -29,7 +29,7 @@ extern "C" int MPI_Isend(const void* data, int count, MPI_Datatype type, int to,
 
 namespace mpi_problem::mpi_mask_runs_test {
 
-using ssmax::BlockSparse, ssmax::SinkWindow, ssmax::SparseBlocks;
+using ssmax::BlockSparse, ssmax::SlidingWindow, ssmax::SparseBlocks;
 
 template <class T, class M>
 void check_bits(const Problem<T>& problem, const Layout& layout, const M& mask,
@@ -63,7 +63,7 @@ TEST_CASE("masks with runs are bit-identical to one process", "[mpi][backward]")
   const ssmax::Rope<float> rope({.width = 8}, n);
   const Problem<float> problem({1, 2, 1, n, n, 8, 8});
   for (const Layout& layout : {Layout::zigzag(n, ranks), Layout::contiguous(n, ranks)}) {
-    check_bits<float>(problem, layout, SinkWindow{4, 512}, {.rope = &rope});
+    check_bits<float>(problem, layout, SlidingWindow{511, 0, 4}, {.rope = &rope});
   }
   // Every third block of 1024 keys, shifted by the query block. The two heads see different blocks.
   const SparseBlocks blocks{
@@ -77,7 +77,7 @@ TEST_CASE("masks with runs are bit-identical to one process", "[mpi][backward]")
   const index_t shorter = 2 * 2048 + 100;
   // With 15 heads, segments begin at multiples of 240 rows, as dk and dv of the bf16 path require.
   const Problem<ssmax::bfloat16> narrow({1, 15, 1, shorter, shorter, 8, 8});
-  check_bits<ssmax::bfloat16>(narrow, Layout::contiguous(shorter, ranks), SinkWindow{4, 200});
+  check_bits<ssmax::bfloat16>(narrow, Layout::contiguous(shorter, ranks), SlidingWindow{199, 0, 4});
 }
 
 TEST_CASE("keys outside all runs are not sent", "[mpi]") {

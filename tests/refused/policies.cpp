@@ -12,6 +12,7 @@
 // case MASK_KEY_POSITION: the member 'key_position' of a mask must be  index_t key_position
 // case MASK_ALIGNED: the member 'aligned' of a mask must be  Query aligned
 // case MASK_CHECK: the member 'check' of a mask must be  void check
+// case MASK_FLAG: the member 'rotated_to_positions' of a mask must be  static constexpr bool
 // case MASK_FAST_PATH: the fast path of a mask is same_keys
 // case SCALING_NOT_CONST: of a scaling must be const
 // case SCALING_CHECK: the member 'check' of a scaling must be  void check
@@ -76,7 +77,10 @@ struct M : AllKeys {
   void aligned(const Query&) const {}
 #elif defined(MASK_CHECK)
   bool check(const QueryShape&) const { return false; }
+#elif defined(MASK_FLAG)
+  bool rotated_to_positions = true;
 #else
+  static constexpr bool rotated_to_positions = true;
   bool sees(const Query&, index_t) const { return true; }
   void check(const QueryShape&) const {}
 #endif

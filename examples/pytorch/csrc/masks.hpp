@@ -12,7 +12,7 @@ namespace ssmax_torch {
 /// Masks that are ranges of keys, any of them together.
 struct Ranges {
   bool causal = false;
-  std::optional<ssmax::SlidingWindow> window;
+  std::optional<ssmax::SlidingWindow<>> window;
   std::optional<ssmax::PrefixLM> prefix;
   std::optional<ssmax::KeyLengths> lengths;
 
@@ -50,7 +50,7 @@ struct SameKeys {
 /// Keys that a matrix shows: one of bool, and one of numbers that hides where it is -inf or the lowest number.
 template <class A>
 struct Matrices {
-  std::optional<ssmax::MaskMatrix> visible;
+  std::optional<ssmax::MatrixMask<bool>> visible;
   std::optional<ssmax::View<const A, 4>> additive;
 
   ssmax::KeyRange keys(const ssmax::Query& query) const { return {0, query.shape.keys}; }

@@ -21,7 +21,7 @@ constexpr std::array names{
     Rename{"PrefixLM", "mask.PrefixLM"},
     Rename{"KeyLengths", "mask.KeyLengths"},
     Rename{"Documents", "mask.Documents"},
-    Rename{"MaskMatrix", "mask.MaskMatrix"},
+    Rename{"MatrixMask", "mask.MatrixMask"},
     Rename{"SSMax", "scaling.SSMax"},
     Rename{"SizeTable", "scaling.SizeTable"},
     Rename{"QwenLogN", "scaling.QwenLogN"},

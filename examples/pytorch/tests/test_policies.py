@@ -230,8 +230,8 @@ def test_a_bias_of_infinity_counts_in_n_beside_any_mask(dtype):
     rows[..., 0] = True
     for given, seen in [
         (None, {}),
-        (mask.MaskMatrix(zeros), {}),
-        (mask.MaskMatrix(lowest), dict(matrix=lowest == 0)),
+        (mask.MatrixMask(zeros), {}),
+        (mask.MatrixMask(lowest), dict(matrix=lowest == 0)),
         (mask.Causal() & lowest & rows, dict(causal=True, matrix=(lowest == 0) & rows)),
     ]:
         ours = attention(q, k, v, scaling=scaling.SSMax(S), mask=given, score=score.Bias(bias), return_lse=True)
@@ -264,8 +264,8 @@ SHOWN = {
     "Documents(cu_seqlens=Tensor([2], int64), cu_seqlens_keys=Tensor([2], int64), causal=False)": mask.Documents(
         [0, 1], cu_seqlens_keys=[0, 2], causal=False
     ),
-    "MaskMatrix(matrix=Tensor([1, 4, 21, 37], bool))": mask.MaskMatrix(MATRIX),
-    "MaskMatrix(matrix=Tensor([1, 1, 21, 37], float64))": mask.MaskMatrix(ADDITIVE),
+    "MatrixMask(matrix=Tensor([1, 4, 21, 37], bool))": mask.MatrixMask(MATRIX),
+    "MatrixMask(matrix=Tensor([1, 1, 21, 37], float64))": mask.MatrixMask(ADDITIVE),
     "Softcap(cap=0.7)": score.Softcap(0.7),
     "ScaleInvariant(tau=10.0)": score.ScaleInvariant(),
     "Alibi(slopes=Tensor([4], float64)) | Bias(bias=Tensor([2, 1, 1, 37], float64))": score.Alibi(SLOPES)

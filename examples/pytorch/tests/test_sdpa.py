@@ -176,7 +176,7 @@ def test_lowest_number_of_a_mask(dtype, mask_type):
     hidden[0, 3], hidden[1, :2], hidden[2] = True, True, True
     lowest = torch.randn(4, 4).to(mask_type).masked_fill(hidden, torch.finfo(mask_type).min)
     infinite = lowest.masked_fill(hidden, -torch.inf)
-    for joined in (lambda m: mask.MaskMatrix(m), lambda m: mask.MaskMatrix(m) & torch.zeros(4, 4, dtype=dtype)):
+    for joined in (lambda m: mask.MatrixMask(m), lambda m: mask.MatrixMask(m) & torch.zeros(4, 4, dtype=dtype)):
         for score in (None, ssmax_torch.score.Bias(torch.ones(4, 4))):
             results = [
                 attention(q, k, v, mask=joined(m), score=score, scaling=scaling.LogN(), return_lse=True)

@@ -43,9 +43,9 @@ void use_data() {
 
   use(Full{}), use(Causal{}), use(Lengths(ends)), use(SlidingWindow(1)), use(PrefixLM(ends)),
       use(KeyLengths(ends));
-  use(Documents(ends, true)), use(MaskMatrix(matrix)), use(Finite<float>(View<const float, 4>(view)));
+  use(Documents(ends, true)), use(MatrixMask(matrix)), use(MatrixMask(view));
   const std::array<std::uint64_t, 1> bitmap{1};
-  use(SinkWindow(4, 8)), use(SparseBlocks{}), use(BlockSparse(SparseBlocks{}, bitmap)),
+  use(SlidingWindow(7, 0, 4)), use(SparseBlocks{}), use(BlockSparse(SparseBlocks{}, bitmap)),
       use(as_mask(Causal{}));
   const Where where([](const Query&, index_t) { return true; });
   use(where), use(Causal{} & KeyLengths(ends));

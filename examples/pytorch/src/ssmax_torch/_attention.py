@@ -10,7 +10,7 @@ from torch import Tensor
 from ._arguments import arguments, check_tensors
 from ._operators import call_attention
 from ._rope import Rope
-from .mask import Causal, Mask, MaskMatrix, causal_variant
+from .mask import Causal, Mask, MatrixMask, causal_variant
 from .scaling import Scaling
 from .score import Score
 
@@ -115,14 +115,14 @@ def scaled_dot_product_attention(
         is_causal = variant.name == "UPPER_LEFT"
         mask = None if is_causal else Causal()
     elif attn_mask is not None:
-        mask = MaskMatrix(_mask_of(attn_mask, leading))
+        mask = MatrixMask(_mask_of(attn_mask, leading))
     if is_causal:
         if queries <= keys:  # top-left: the number of keys that the last query sees is the number of queries
             mask = Causal()
             if queries < keys:
                 key, value = key[:, :, :queries], value[:, :, :queries]
         else:
-            mask = MaskMatrix(torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril())
+            mask = MatrixMask(torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril())
     out = attention(query, key, value, mask=mask, scale=scale)
     return out if len(leading) == 2 else out.reshape(*leading, queries, out.shape[-1])
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ._attention import attention
 from ._modules import SSMax
-from .mask import Causal, Mask, MaskMatrix
+from .mask import Causal, Mask, MatrixMask
 from .scaling import Scaling
 
 _NAME = "ssmax_torch.MultiheadAttention"
@@ -145,8 +145,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         return mask
 
 
-def _shown(name: str, masked: Tensor, added: int) -> MaskMatrix:
+def _shown(name: str, masked: Tensor, added: int) -> MatrixMask:
     if masked.dtype != torch.bool and not masked.is_floating_point():
         raise ValueError(f"{_NAME}: {name} has dtype {masked.dtype}, must be bool or of floating type")
     shown = ~masked if masked.dtype == torch.bool else masked
-    return MaskMatrix(F.pad(shown, (0, added), value=shown.dtype == torch.bool) if added else shown)
+    return MatrixMask(F.pad(shown, (0, added), value=shown.dtype == torch.bool) if added else shown)

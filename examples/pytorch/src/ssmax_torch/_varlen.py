@@ -57,7 +57,7 @@ def attention_varlen(
     other = as_mask(mask)
     for name in ("prefix", "lengths", "cu_queries"):
         if getattr(other, name) is not None:
-            raise ValueError(f"{_NAME}: mask is {other}, must be of Causal, SlidingWindow and MaskMatrix")
+            raise ValueError(f"{_NAME}: mask is {other}, must be of Causal, SlidingWindow and MatrixMask")
     sequences = Documents(cu_seqlens, cu_seqlens_keys=cu_seqlens_keys, causal=causal)
     out, lse = attention(
         *(x.transpose(0, 1).unsqueeze(0) for x in (query, key, value)),

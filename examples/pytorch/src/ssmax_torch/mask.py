@@ -8,11 +8,11 @@ mask                                 visible keys of the query at position p in 
 ``PrefixLM(prefix)``                 keys 0 … p and the first prefix[b] keys
 ``KeyLengths(lengths)``              the first lengths[b] keys; the others are padding
 ``Documents(cu_seqlens, …)``         keys of its own document; positions and n restart in each
-``MaskMatrix(tensor)``               bool tensor: true; additive tensor: neither -inf nor its type's lowest number
+``MatrixMask(tensor)``               bool tensor: true; additive tensor: neither -inf nor its type's lowest number
 ``a & b``                            keys that are visible in both masks
 ===================================  =====================================================================
 
-A tensor in place of a mask means ``MaskMatrix(tensor)``.
+A tensor in place of a mask means ``MatrixMask(tensor)``.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Mask:
             parts.append(call_text(Documents, dict(cu_seqlens=self.cu_queries, **keys, causal=self.causal)))
         for matrix in (self.visible, self.additive):
             if matrix is not None:
-                parts.append(call_text(MaskMatrix, dict(matrix=matrix)))
+                parts.append(call_text(MatrixMask, dict(matrix=matrix)))
         return parts
 
     def __and__(self, other: Mask | Tensor) -> Mask:
@@ -175,7 +175,7 @@ class Documents(Mask):
         super().__init__(causal=causal, cu_queries=queries, cu_keys=keys)
 
 
-class MaskMatrix(Mask):
+class MatrixMask(Mask):
     """A tensor that broadcasts to [batch, heads, queries, keys]. A bool tensor shows the keys where it is true. A tensor
     of floating type is added to the logits; it masks a key by -inf or by its type's lowest number,
     ``torch.finfo(dtype).min``. Masked keys are not counted in n. A ``torch.nn.attention.bias.CausalBias`` becomes a
@@ -183,7 +183,7 @@ class MaskMatrix(Mask):
 
     def __init__(self, matrix: Tensor):
         if not isinstance(matrix, Tensor):
-            raise TypeError(f"ssmax_torch.mask.MaskMatrix: matrix is a {type(matrix).__name__}, must be a tensor")
+            raise TypeError(f"ssmax_torch.mask.MatrixMask: matrix is a {type(matrix).__name__}, must be a tensor")
         variant = causal_variant(matrix)
         if variant is not None:
             queries, keys = matrix.seq_len_q, matrix.seq_len_kv
@@ -194,15 +194,15 @@ class MaskMatrix(Mask):
         elif matrix.is_floating_point():
             super().__init__(additive=matrix)
         else:
-            raise ValueError(f"ssmax_torch.mask.MaskMatrix: mask has dtype {matrix.dtype}, must be bool or of floating type")
+            raise ValueError(f"ssmax_torch.mask.MatrixMask: mask has dtype {matrix.dtype}, must be bool or of floating type")
 
 
 def as_mask(mask: Mask | Tensor | None) -> Mask:
-    """Returns `mask` as a Mask. A tensor becomes a MaskMatrix, None shows every key."""
+    """Returns `mask` as a Mask. A tensor becomes a MatrixMask, None shows every key."""
     if mask is None:
         return Mask()
     if isinstance(mask, Tensor):
-        return MaskMatrix(mask)
+        return MatrixMask(mask)
     if isinstance(mask, Mask):
         return mask
     raise TypeError(f"mask is a {type(mask).__name__}, must be a Mask, a tensor or None")

@@ -13,7 +13,7 @@ from sdm.nn import SDPA
 from torch import Tensor, nn
 
 from . import attention
-from .mask import KeyLengths, MaskMatrix
+from .mask import KeyLengths, MatrixMask
 
 
 def patch(model: nn.Module) -> nn.Module:
@@ -54,7 +54,7 @@ class Attention(SDPA):
         if seqused_key_value is not None:
             mask = KeyLengths(seqused_key_value.expand(batch).reshape(-1))
         elif attn_mask is not None:
-            mask = MaskMatrix(attn_mask.expand(*batch, *attn_mask.shape[-2:]).reshape(-1, 1, *attn_mask.shape[-2:]))
+            mask = MatrixMask(attn_mask.expand(*batch, *attn_mask.shape[-2:]).reshape(-1, 1, *attn_mask.shape[-2:]))
         heads = (x.expand(*batch, *x.shape[-3:]).reshape(-1, *x.shape[-3:]).transpose(1, 2) for x in (query, key, value))
         out = attention(*heads, mask=mask, scale=self.scale).transpose(1, 2)
         return out.reshape(*batch, *out.shape[-3:])

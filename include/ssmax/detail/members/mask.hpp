@@ -42,13 +42,17 @@ SSMAX_OPTIONAL_MEMBER(has_same_runs, "mask", same_runs, std::same_as<bool>,
                       "bool same_runs(const Query&, const Query& other) const", std::declval<const Query&>(),
                       std::declval<const Query&>())
 
+SSMAX_OPTIONAL_FLAG("mask", rotated_to_positions)
+/// True for masks that count the rows of a call without SequenceLengths.
+SSMAX_OPTIONAL_FLAG("mask", refuses_lengths)
+
 template <class M>
 consteval bool is_mask() {
   if constexpr (has_keys<M>) {
     static_assert(!by_lanes<M> && !by_row<M> && !by_size<M>, "ssmax: the fast path of a mask is same_keys");
     // Each trait reports a member of its name that has a wrong signature.
     (void)has_predicate<M>, (void)has_query_position<M>, (void)has_key_position<M>;
-    (void)has_alignment<M>, (void)has_mask_check<M>;
+    (void)has_alignment<M>, (void)has_mask_check<M>, (void)rotated_to_positions<M>, (void)refuses_lengths<M>;
     static_assert(
         has_predicate<M> || !(has_run<M> || has_count<M>),
         "ssmax: a mask with run or count needs the member  bool sees(const Query&, index_t key) const");

@@ -31,3 +31,23 @@
   }                                                                                     \
   template <class P>                                                                    \
   constexpr bool trait = find_##trait<P>();
+
+/// Defines name<P>: the value of the member `static constexpr bool name` of P, or false without this member.
+/// A derived class inherits the value. Fast paths must not be inherited, so they are variables (fast_path.hpp).
+#define SSMAX_OPTIONAL_FLAG(policy, name)                                                  \
+  template <class P>                                                                       \
+  consteval bool find_##name() {                                                           \
+    if constexpr (requires {                                                               \
+                    requires std::same_as<decltype(P::name), const bool>;                  \
+                    typename std::bool_constant<P::name>;                                  \
+                  }) {                                                                     \
+      return P::name;                                                                      \
+    } else {                                                                               \
+      static_assert(                                                                       \
+          !requires { &P::name; },                                                         \
+          "ssmax: the member '" #name "' of a " policy " must be  static constexpr bool"); \
+      return false;                                                                        \
+    }                                                                                      \
+  }                                                                                        \
+  template <class P>                                                                       \
+  constexpr bool name = find_##name<P>();

@@ -225,7 +225,7 @@ void check_arguments(const char* function, const AttentionArguments<A>& a, const
 /// Throws if a mask of a call without lengths is given with lengths.
 template <class M>
 void check_mask_takes_lengths(const char* function, const M&, const SequenceLengths& lengths) {
-  if constexpr (describes_call_without_lengths<M>) {
+  if constexpr (refuses_lengths<M>) {
     if (!lengths.is_given()) return;
     fail_format("ssmax::%s: the masks Lengths and Documents do not take lengths, given for %td sequences",
                 function, lengths.count());
