@@ -57,7 +57,9 @@ TEST_CASE("decode throws for shapes that do not fit, before the first write", "[
   Call fits;
   CHECK_NOTHROW(fits.run());
   CHECK(std::ranges::count(fits.outputs, -77.F) == 600 - 144 - 24);
-  refuses({"attention: k has extent 2 in dimension 0", "q has 1"}, [](Call& c) { c.q = {c.in, {1, 4, 3, 8}}; });
+  refuses({"attention: k has extent 2 in dimension 0", "q has 1"}, [](Call& c) {
+    c.q = {c.in, {1, 4, 3, 8}};
+  });
   refuses({"q has heads 3", "multiple", "2"}, [](Call& c) { c.q = {c.in, {2, 3, 3, 8}}; });
   refuses({"k has extent 8 in dimension 3", "q has 7"}, [](Call& c) { c.q = {c.in, {2, 4, 3, 7}}; });
   refuses({"out has extent 8 in dimension 3", "v has 6"}, [](Call& c) { c.out = {c.to, {2, 4, 3, 8}}; });

@@ -71,7 +71,9 @@ SSMAX_OPTIONAL_MEMBER(has_layout, "source of keys", layout, std::same_as<std::ui
 
 /// True for a source with `owns_keys`.
 template <class S>
-constexpr bool owns_keys = requires { requires S::owns_keys; };
+constexpr bool owns_keys = requires {
+  requires S::owns_keys;
+};
 
 /// The addresses of keys and values.
 struct RowLists {

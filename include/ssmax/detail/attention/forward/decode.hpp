@@ -79,8 +79,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       : Base(problem, variant, memory), multipliers_(problem.scale, variant) {
     // If a product is null, its keys or values are copied. Only your own storage types lack these products.
     SSMAX_ASSERT(problem.keys.k_type().logits != nullptr || problem.keys.k_kind() == ElementKind::other);
-    SSMAX_ASSERT(problem.keys.v_type().accumulate != nullptr ||
-                 problem.keys.v_kind() == ElementKind::other);
+    SSMAX_ASSERT(problem.keys.v_type().accumulate != nullptr || problem.keys.v_kind() == ElementKind::other);
   }
 
   /// Loads the queries of the task (ForwardTask::select). Returns the hull of their visible keys.
