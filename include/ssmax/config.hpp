@@ -91,13 +91,13 @@
 // Ends the declaration of a function that stands for a mistake: every call is an error. Clang prints the text, other
 // compilers the function with its template arguments.
 #if defined(__clang__)
-#define SSMAX_REFUSE(text) __attribute__((diagnose_if(true, text, "error")));
+#define SSMAX_REFUSE(text) __attribute__((diagnose_if(true, text, "error")))
 // The same for a constructor, which braces may call: there, Clang ignores the attribute.
 #define SSMAX_REFUSE_BRACES(text) \
   { static_assert(std::is_void_v<Mistake>, text); }
 #else
-#define SSMAX_REFUSE(text) = delete;
-#define SSMAX_REFUSE_BRACES(text) = delete;
+#define SSMAX_REFUSE(text) = delete
+#define SSMAX_REFUSE_BRACES(text) = delete
 #endif
 
 // Fully unrolls a loop over a few registers. Without it, GCC 12 at -O2 keeps the loop and its array in memory, which

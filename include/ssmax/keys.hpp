@@ -84,11 +84,11 @@ class Keys {
   template <class S, class Mistake = mistake::a_temporary_owns_its_keys_give_the_cache_a_name<S>>
   requires(!std::is_lvalue_reference_v<S> && KeySource<std::remove_cv_t<S>> && is_owner<std::remove_cv_t<S>>)
       Keys(S&&)
-  SSMAX_REFUSE_BRACES("ssmax: the temporary owns its keys: give the cache a name")
+  SSMAX_REFUSE_BRACES("ssmax: the temporary owns its keys: give the cache a name");
   template <KeySource S,
             class Mistake = mistake::the_source_is_not_computed_in_A_write_attention_double<S, A>>
   requires(!fits<S>) Keys(const S&)
-  SSMAX_REFUSE_BRACES("ssmax: write attention<double> for a source of double, attention for others")
+  SSMAX_REFUSE_BRACES("ssmax: write attention<double> for a source of double, attention for others");
   Keys(const Keys& other) : functions_(other.functions_), source_(other.source_) { take(other); }
   Keys& operator=(const Keys& other) {
     if (this == &other) return *this;

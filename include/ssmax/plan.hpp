@@ -128,9 +128,9 @@ class Plan {
            detail::has_mask_or_executor<const P...>()) void bind(const AttentionArguments<A>&,
                                                                  const P&...) const
       SSMAX_REFUSE(
-          "ssmax::Plan::bind: pass a scaling and a score; the plan has the mask, and run takes the executor")
-      /// Binds and runs a call. `policies` are a scaling, a score and an executor.
-      template <class... P>
+          "ssmax::Plan::bind: pass a scaling and a score; the plan has the mask, and run takes the executor");
+  /// Binds and runs a call. `policies` are a scaling, a score and an executor.
+  template <class... P>
   requires(detail::are_policies<P...>()) void run(const AttentionArguments<A>& a, std::span<std::byte> memory,
                                                   P&&... policies) const {
     const detail::Policies<P...> given(policies...);

@@ -130,12 +130,12 @@ struct Alibi {
       : slopes_per_head(slopes), heads(std::ssize(slopes)) {}
   /// @cond
   template <shared::RangeOf<const float> Range, class Mistake = shared::slopes_are_double<Range>>
-  Alibi(Range&&) SSMAX_REFUSE("ssmax::Alibi: slopes are double")
-      /// @endcond
+  Alibi(Range&&) SSMAX_REFUSE("ssmax::Alibi: slopes are double");
+  /// @endcond
 
-      /// Returns the slopes of the paper. If heads is a power of two: 2^(-8·i/heads) for i from 1 to heads.
-      /// Otherwise: the slopes of the next lower power of two, then every other slope of the next higher one.
-      [[nodiscard]] SSMAX_INLINE static std::vector<double> slopes(index_t heads) {
+  /// Returns the slopes of the paper. If heads is a power of two: 2^(-8·i/heads) for i from 1 to heads.
+  /// Otherwise: the slopes of the next lower power of two, then every other slope of the next higher one.
+  [[nodiscard]] SSMAX_INLINE static std::vector<double> slopes(index_t heads) {
     if (heads < 0) detail::fail_value("Alibi::slopes", "heads", "are", heads, "must be at least", 0);
     constexpr index_t most = std::numeric_limits<index_t>::max() / static_cast<index_t>(sizeof(double));
     if (heads > most) detail::fail_value("Alibi::slopes", "heads", "are", heads, "must be at most", most);

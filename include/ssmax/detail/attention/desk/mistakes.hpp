@@ -123,25 +123,24 @@ SSMAX_END
 
 /// Declares overloads of a public function for calls with mistakes. The other arguments are the parameters before the
 /// policies, of which A is the compute type.
-#define SSMAX_MISTAKES_OF(function, ...)                                                                 \
-  template <class A = float, class... P,                                                                 \
-            class Mistake = typename decltype(detail::mistake_of<A, P...>())::type>                      \
-  requires(!detail::is_call<A, P...>()) void function(__VA_ARGS__, P&&...) SSMAX_REFUSE(                 \
-      "ssmax::" #function                                                                                \
-      ": a policy is a scaling, a mask with `keys`, a score with `derivative` "                          \
-      "or an executor, each kind at most once; join masks with &, scores with |; pass a type of "        \
-      "several kinds as as_mask(x); the compute type is float or double")                                \
-      SSMAX_MISTAKE_IN_BRACES(function, (__VA_ARGS__, const detail::InBraces&, const auto&...))          \
-          SSMAX_MISTAKE_IN_BRACES(function,                                                              \
-                                  (__VA_ARGS__, const auto&, const detail::InBraces&, const auto&...))   \
-              SSMAX_MISTAKE_IN_BRACES(function, (__VA_ARGS__, const auto&, const auto&,                  \
-                                                 const detail::InBraces&, const auto&...))               \
-                  SSMAX_MISTAKE_IN_BRACES(function, (__VA_ARGS__, const auto&, const auto&, const auto&, \
-                                                     const detail::InBraces&, const auto&...))
+#define SSMAX_MISTAKES_OF(function, ...)                                                                    \
+  template <class A = float, class... P,                                                                    \
+            class Mistake = typename decltype(detail::mistake_of<A, P...>())::type>                         \
+  requires(!detail::is_call<A, P...>()) void function(__VA_ARGS__, P&&...) SSMAX_REFUSE(                    \
+      "ssmax::" #function                                                                                   \
+      ": a policy is a scaling, a mask with `keys`, a score with `derivative` "                             \
+      "or an executor, each kind at most once; join masks with &, scores with |; pass a type of "           \
+      "several kinds as as_mask(x); the compute type is float or double");                                  \
+  SSMAX_MISTAKE_IN_BRACES(function, (__VA_ARGS__, const detail::InBraces&, const auto&...))                 \
+  SSMAX_MISTAKE_IN_BRACES(function, (__VA_ARGS__, const auto&, const detail::InBraces&, const auto&...))    \
+  SSMAX_MISTAKE_IN_BRACES(function,                                                                         \
+                          (__VA_ARGS__, const auto&, const auto&, const detail::InBraces&, const auto&...)) \
+  SSMAX_MISTAKE_IN_BRACES(function, (__VA_ARGS__, const auto&, const auto&, const auto&,                    \
+                                     const detail::InBraces&, const auto&...))
 #define SSMAX_MISTAKE_IN_BRACES(function, parameters)                                                  \
   template <class A = float,                                                                           \
             class Mistake = mistake::policies_have_no_braces_and_options_are_members_of_the_arguments> \
   void function parameters SSMAX_REFUSE(                                                               \
       "ssmax::" #function                                                                              \
       ": policies have no braces, and options are members of the arguments: {.q = q, "                 \
-      "..., .rope = &rope}")
+      "..., .rope = &rope}");

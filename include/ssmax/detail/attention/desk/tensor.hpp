@@ -160,18 +160,18 @@ class Tensor : public Use::Base {
   // Constructors for arguments that cannot be a tensor.
   template <class X, class Mistake = MistakeOfTensor<A, X, writes>>
   requires(!fits<X>) Tensor(const View<X, 4>&)
-  SSMAX_REFUSE_BRACES(SSMAX_TENSOR_TYPE)
+  SSMAX_REFUSE_BRACES(SSMAX_TENSOR_TYPE);
   template <class X, class Mistake = MistakeOfTensor<A, X, writes>>
   requires(!fits<X>) Tensor(X*, const Extents&, const Extents& = {})
-  SSMAX_REFUSE_BRACES(SSMAX_TENSOR_TYPE)
+  SSMAX_REFUSE_BRACES(SSMAX_TENSOR_TYPE);
   template <class X, int rank, class Mistake = mistake::a_tensor_has_rank_4_batch_heads_positions_channels>
   requires(rank != 4) Tensor(const View<X, rank>&)
   SSMAX_REFUSE_BRACES(
       "ssmax: a tensor of attention is [batch, heads, positions, channels], lse is [batch, heads, "
-      "positions]")
+      "positions]");
   template <class Range, class Mistake = mistake::a_vector_has_no_extents_write_data_and_extents<Range>>
   requires(requires(Range& range) { std::span(range); }) Tensor(const Range&)
-  SSMAX_REFUSE_BRACES("ssmax: a vector has no extents: write {data, {batch, heads, positions, channels}}")
+  SSMAX_REFUSE_BRACES("ssmax: a vector has no extents: write {data, {batch, heads, positions, channels}}");
 
   [[nodiscard]] const typename Use::Functions& functions() const { return functions_; }
 
