@@ -91,7 +91,9 @@
 // Ends the declaration of a function that stands for a mistake: every call is an error. Clang prints the text, other
 // compilers the function with its template arguments.
 #if defined(__clang__)
-#define SSMAX_REFUSE(text) __attribute__((diagnose_if(true, text, "error")))
+#define SSMAX_REFUSE(text)                                                              \
+  _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wgcc-compat\"") \
+      __attribute__((diagnose_if(true, text, "error"))) _Pragma("clang diagnostic pop")
 // The same for a constructor, which braces may call: there, Clang ignores the attribute.
 #define SSMAX_REFUSE_BRACES(text) \
   { static_assert(std::is_void_v<Mistake>, text); }
