@@ -9,7 +9,7 @@
 /// K and values as V. Each sequence of the batch has its own length.
 ///
 /// A ring keeps the last `capacity` keys of a sequence and overwrites older keys, for sliding windows. A ring with
-/// `first` also keeps the first keys of a sequence (attention sinks), for SlidingWindow (mask.hpp):
+/// `first` also keeps the first keys of a sequence, for SlidingWindow (mask.hpp):
 ///
 ///     KvCache<float> ring({.width = 64, .capacity = 4 + 512, .ring = true, .first = 4});
 ///     ring.append(k_new, v_new, &rope);                         // one position
