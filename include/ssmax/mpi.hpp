@@ -33,7 +33,7 @@
 /// at other positions, chunks have fewer than 1024 keys, and the error bounds are those of attention.hpp.
 ///
 /// Exception: bfloat16 with at most 128 keys on targets with bfloat16 products, without `float_products`. A single
-/// process then computes `attention` in float. Ranks that exchange keys, and calls over a cache, take the bf16 path.
+/// process then computes `attention` in float. Ranks that exchange keys take the bf16 path, as do calls over a cache.
 /// Exception: bfloat16 with 5 rows or more over a cache on such targets. Its lse can differ by 1 ulp from that of a
 /// single process.
 ///
@@ -73,9 +73,10 @@
 /// The ranks compare the queries of every batch entry and head. The three keys are the first, the last and one that
 /// varies with the query. The two ranks are the rank that computes the query and the rank before it.
 ///
-/// A call over a cache compares all of the above, for its queries, on every rank. The ranks do not compare the score of other
-/// logits and keys (most of a Bias). With `sees`, they do not compare a rank's policies for queries that neither this
-/// rank nor the next rank computes. The result does not depend on these policies. A single rank skips the comparison.
+/// A call over a cache compares all of the above, for its queries, on every rank. The ranks do not compare the score of
+/// other logits and keys (most of a Bias). With `sees`, they do not compare a rank's policies for queries that neither
+/// this rank nor the next rank computes. The result does not depend on these policies. Two storage types of one kind
+/// and size, such as half and a 16-bit type of your own, count as the same type. A single rank skips the comparison.
 ///
 /// **Errors on one rank**
 ///
@@ -176,6 +177,8 @@ requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const La
 }
 
 SSMAX_MISTAKES_OF(attention, Communicator&, const Layout&,
+                  const std::type_identity_t<AttentionArguments<detail::ComputeOr<A>>>&)
+SSMAX_MISTAKES_OF(attention, Communicator&, const Layout&, index_t,
                   const std::type_identity_t<AttentionArguments<detail::ComputeOr<A>>>&)
 
 /// Computes the gradients of attention (attention_backward.hpp) of a sequence that the layout splits over ranks.
