@@ -156,7 +156,7 @@ requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const La
   const auto cache = a.keys.is_given() ? a.keys.refer() : shared::AnyKeys<A>();
   const detail::ChunkOfKeys<A> none{cache, length, 0, {}};
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
-  shared::Problem<A> problem;
+  shared::Problem<A> problem{};
   std::int64_t fingerprint = 0;
   const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
     detail::check_source_arguments(call, cache, length);

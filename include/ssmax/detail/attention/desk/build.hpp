@@ -88,7 +88,7 @@ void build_views_problem(const char* function, const Arguments& a, const ViewKey
 }
 template <class A, class Arguments>
 Problem<A> make_views_problem(const char* function, const Arguments& a, const ViewKeys<A>& keys) {
-  Problem<A> problem;
+  Problem<A> problem{};
   build_views_problem(function, a, keys, problem);
   return problem;
 }
@@ -128,8 +128,8 @@ class AttentionCall {
   ViewKeys<A> keys_{};  // `problem` refers to this source
 
  public:
-  Problem<A> problem;
-  Result<A> result;
+  Problem<A> problem{};
+  Result<A> result{};
 
   /// V is the type that holds the policies.
   template <class V>

@@ -202,7 +202,7 @@ class ForwardPlan : public PlanState<A, M, AttentionArguments<A>> {
     const UserVariant<A, Softmax, M, Identity> variant(softmax, this->mask, identity);
     check_takes_no_state(function, example);
     ViewKeys<A> views{};
-    Problem<A> problem;
+    Problem<A> problem{};
     if (is_over_source_) {
       check_has_no_views(function, example);
       const AnyKeys<A> source = example.keys.refer();
