@@ -74,11 +74,10 @@ class Keys {
   template <KeySource S>
   requires(fits<S>) Keys(const S& source) : functions_(&detail::keys_functions<A, S>), source_(&source) {}
   /// Holds a source that refers to other memory.
-  template <class S>
-  requires(!std::is_lvalue_reference_v<S> && KeySource<S> && !std::is_const_v<S> && !is_owner<S> && fits<S>)
-      Keys(S&& source)
-      : functions_(&detail::keys_functions<A, S>) {
-    std::construct_at(reinterpret_cast<S*>(memory_), std::move(source));
+  template <class S, class X = std::remove_cv_t<S>>
+  requires(!std::is_lvalue_reference_v<S> && KeySource<X> && !is_owner<X> && fits<X>) Keys(S&& source)
+      : functions_(&detail::keys_functions<A, X>) {
+    std::construct_at(reinterpret_cast<X*>(memory_), std::forward<S>(source));
   }
   /// @cond
   template <class S, class Mistake = mistake::a_temporary_owns_its_keys_give_the_cache_a_name<S>>

@@ -123,12 +123,14 @@ class Plan {
     const Given given(policies...);
     return BoundCall<A, typename Given::S, M, typename Given::C>(plan_, a, given.scaling, given.score);
   }
+  /// @cond
   template <class... P, class Mistake = mistake::bind_takes_a_scaling_and_a_score_the_plan_has_the_mask<P...>>
   requires(!detail::are_policies<const P...>() ||
            detail::has_mask_or_executor<const P...>()) void bind(const AttentionArguments<A>&,
                                                                  const P&...) const
       SSMAX_REFUSE(
           "ssmax::Plan::bind: pass a scaling and a score; the plan has the mask, and run takes the executor");
+  /// @endcond
   /// Binds and runs a call. `policies` are a scaling, a score and an executor.
   template <class... P>
   requires(detail::are_policies<P...>()) void run(const AttentionArguments<A>& a, std::span<std::byte> memory,

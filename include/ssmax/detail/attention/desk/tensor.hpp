@@ -122,10 +122,9 @@ consteval auto mistake_of_tensor() {
 template <class A, class X, bool writes>
 using MistakeOfTensor = typename decltype(mistake_of_tensor<A, X, writes>())::type;
 
-#define SSMAX_TENSOR_TYPE                                                                                   \
-  "ssmax: the tensor does not have a storage type of this call: write attention<double> for double; views " \
-  "take "                                                                                                   \
-  "no types with factors, a source of keys does; an output is not const"
+#define SSMAX_TENSOR_TYPE                                                                             \
+  "ssmax: the tensor has no storage type of this call: write attention<double> for double; a source " \
+  "of keys has types with factors; an output is not const"
 
 /// A tensor [batch, heads, positions, channels] of a call that computes in A. Use is the library's.
 template <class A, class Use>
