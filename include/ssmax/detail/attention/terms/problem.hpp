@@ -48,8 +48,8 @@ struct Caller {
 /// One call of attention.
 template <class Compute>
 struct Problem {
-  InputRows<Compute> q;
-  AnyKeys<Compute> keys;
+  InputRows<Compute> q{};
+  AnyKeys<Compute> keys{};
   double scale = 1;
   RopeTables<Compute> rope{};
   Rotation rotation = Rotation::none;
