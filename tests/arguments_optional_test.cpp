@@ -19,7 +19,7 @@ TEST_CASE("throws for a null view with extents", "[attention][arguments]") {
   }
   KvCache<float> cache({.kv_heads = 2, .width = 4, .capacity = 3});
   cache.append(call.k, call.v);
-  check_refused({"decode: lse is null", "4"}, [&] {
+  check_refused({"attention: lse is null", "4"}, [&] {
     ssmax::attention({.q = call.q, .keys = cache, .out = call.out, .lse = {nullptr, {1, 2, 2}}},
                      ssmax::Causal{});
   });

@@ -62,7 +62,7 @@ TEST_CASE("attention_partial checks masks and ropes against all keys", "[attenti
 }
 
 TEST_CASE("attention_partial throws for mismatched states", "[attention][errors]") {
-  refuses<PartialCall>({"state", "has extent 0", "q has 2"}, [](auto& c) { c.state = {}; });
+  refuses<PartialCall>({"out has extent 0", "q has 2"}, [](auto& c) { c.state = {}; });
   refuses<PartialCall>({"state", "null"}, [](auto& c) { c.state.sum = {nullptr, {2, 4, 5}}; });
   refuses<PartialCall>({"state", "null"}, [](auto& c) { c.state.shift = {nullptr, {2, 4, 5}}; });
   refuses<PartialCall>({"state", "null"}, [](auto& c) { c.state.o = {nullptr, {2, 4, 5, 6}}; });

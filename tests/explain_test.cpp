@@ -100,7 +100,7 @@ TEST_CASE("decode reports its path and the reason against a faster one", "[decod
   for_each_target_of<bfloat16>([&](const std::string&) {
     const bool products = has_bfloat16_products();
     const auto bf16 = [&](const Explanation& e, bool takes, Path fast, Path slow, const char* reason) {
-      check(e, "decode", takes ? fast : slow, takes ? "" : products ? reason : no_products);
+      check(e, "attention", takes ? fast : slow, takes ? "" : products ? reason : no_products);
     };
     bf16(explain_decode<bfloat16, bfloat16>(1, 300), false, {}, Path::decode, few_rows);
     bf16(explain_decode<bfloat16, bfloat16>(8, 300), products, bfloat16_path(8), Path::decode, "");
@@ -108,14 +108,14 @@ TEST_CASE("decode reports its path and the reason against a faster one", "[decod
          Path::decode, "");
     bf16(explain_decode<bfloat16, bfloat16>(8, 300, {.float_products = true}), false, {}, Path::decode, set);
     bf16(explain_decode<bfloat16, bfloat16>(17, 300), products, Path::prefill_bf16, Path::prefill, "");
-    check(explain_decode<bfloat16, half>(8, 300), "decode", Path::decode, products ? other_keys : "");
-    check(explain_decode<float, bfloat16>(8, 300), "decode", Path::decode, products ? other_queries : "");
-    check(explain_decode<double, double>(16, 100), "decode", Path::decode, cached);
-    check(explain_decode<double, double>(17, 100), "decode", Path::short_keys, "");  // not prefill
-    check(explain_decode<double, double>(3, 100), "decode", Path::decode, "");
-    check(explain_decode<double, double>(8, 300), "decode", Path::decode, "");
+    check(explain_decode<bfloat16, half>(8, 300), "attention", Path::decode, products ? other_keys : "");
+    check(explain_decode<float, bfloat16>(8, 300), "attention", Path::decode, products ? other_queries : "");
+    check(explain_decode<double, double>(16, 100), "attention", Path::decode, cached);
+    check(explain_decode<double, double>(17, 100), "attention", Path::short_keys, "");  // not prefill
+    check(explain_decode<double, double>(3, 100), "attention", Path::decode, "");
+    check(explain_decode<double, double>(8, 300), "attention", Path::decode, "");
     if (products) {
-      check(explain_decode<bfloat16, bfloat16>(20, 100), "decode", Path::prefill_bf16, cached);
+      check(explain_decode<bfloat16, bfloat16>(20, 100), "attention", Path::prefill_bf16, cached);
     }
   });
 }
@@ -155,7 +155,7 @@ TEST_CASE("attention_partial reports its path; a state that continues does not t
                               .continues = continues,
                               .first_key = first_key,
                               .all_keys = keys});
-    check(explanation, "attention_partial", Path::prefill, reason);
+    check(explanation, "attention", Path::prefill, reason);
   };
   // The number of all keys counts, not those of the part.
   check_call(0, 1024 + 100, false, "");
@@ -238,7 +238,7 @@ TEST_CASE("an explanation changes no result", "[attention][explain][bfloat16]") 
 
 TEST_CASE("an explanation is one line of text", "[explain]") {
   Explanation e;
-  e.function = "decode";
+  e.function = "attention";
   e.path = Path::decode_bf16;
   e.target = Target::scalar;
   e.operands = "bfloat16";

@@ -58,7 +58,8 @@ struct Problem {
                         .keys = cache,
                         .out = {out.data(), {1, 1, queries, d}},
                         .lse = {lse.data(), {1, 1, queries}},
-                        .scale = 1.0},
+                        .scale = 1.0,
+                        .more_queries_than_keys = true},
                        Constant(10), Full{});
   }
   void check(Keys kind) const {

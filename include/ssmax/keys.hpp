@@ -113,7 +113,7 @@ class Keys {
  private:
   bool holds() const { return functions_ != nullptr && source_ == nullptr; }
   void take(const Keys& other) {
-    if (other.holds()) functions_->copy(other.memory_, memory_);
+    if (other.holds()) other.functions_->copy(other.memory_, memory_);
   }
   void release() {
     if (holds()) functions_->destroy(memory_);
