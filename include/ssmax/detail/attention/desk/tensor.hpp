@@ -35,8 +35,8 @@ SSMAX_BEGIN_DETAIL
 /// The drivers of the forward pass of a call whose queries have the operand type Operand.
 template <class A>
 struct ForwardFunctions {
-  decltype(&compiled::run_attention<A, A>) run = compiled::run_attention<A, A>;
-  decltype(&compiled::make_list<A, A>) make_list = compiled::make_list<A, A>;
+  decltype(&compiled::run_attention<A, A>) run;
+  decltype(&compiled::make_list<A, A>) make_list;
 };
 template <class A, class Operand>
 inline constexpr ForwardFunctions<A> forward_functions{compiled::run_attention<Operand, A>,
@@ -45,26 +45,32 @@ inline constexpr ForwardFunctions<A> forward_functions{compiled::run_attention<O
 /// The drivers of the backward pass of a call whose dout has the operand type Operand.
 template <class A>
 struct BackwardFunctions {
-  decltype(&compiled::run_backward<A, A>) run = compiled::run_backward<A, A>;
-  decltype(&compiled::make_backward_list<A, A>) make_list = compiled::make_backward_list<A, A>;
-  decltype(&compiled::run_backward_list<A, A>) run_list = compiled::run_backward_list<A, A>;
+  decltype(&compiled::run_backward<A, A>) run;
+  decltype(&compiled::make_backward_list<A, A>) make_list;
+  decltype(&compiled::run_backward_list<A, A>) run_list;
 };
 template <class A, class Operand>
 inline constexpr BackwardFunctions<A> backward_functions{compiled::run_backward<Operand, A>,
                                                          compiled::make_backward_list<Operand, A>,
                                                          compiled::run_backward_list<Operand, A>};
 
+/// The storage type of keys or values that are left out. They have no rows.
+template <class A>
+inline constexpr StoredType<A> no_stored_type{ElementKind::other, sizeof(A)};
+
 /// The operand type that rows of X may have: bfloat16, or the compute type.
 template <class X, class A>
 using OperandOf = std::conditional_t<std::same_as<X, bfloat16>, bfloat16, A>;
 
 // Uses of a tensor. The constructor of a tensor keeps the functions of the storage type X for the use. The unit that
-// makes a tensor compiles these functions. So drivers of bfloat16 come with queries, and with dout, of bfloat16.
+// makes a tensor compiles these functions. So drivers of bfloat16 come with queries, and with dout, of bfloat16. A
+// tensor that is left out has the functions `none`.
 
 template <class A>
 struct InputUse {
   using Base = InputRows<A>;
   struct Functions {};
+  static constexpr Functions none{};
   template <class X>
   static constexpr Functions functions{};
 };
@@ -72,6 +78,7 @@ template <class A>
 struct OutputUse {
   using Base = OutputRows<A>;
   struct Functions {};
+  static constexpr Functions none{};
   template <class X>
   static constexpr Functions functions{};
 };
@@ -79,6 +86,7 @@ template <class A>
 struct QueryUse {
   using Base = InputRows<A>;
   using Functions = const ForwardFunctions<A>*;
+  static constexpr Functions none = &forward_functions<A, A>;
   template <class X>
   static constexpr Functions functions = &forward_functions<A, OperandOf<X, A>>;
 };
@@ -86,6 +94,7 @@ template <class A>
 struct StoredUse {
   using Base = InputRows<A>;
   using Functions = const StoredType<A>*;
+  static constexpr Functions none = &no_stored_type<A>;
   template <class X>
   static constexpr Functions functions = &stored_type<A, X, false>;
 };
@@ -93,6 +102,7 @@ template <class A>
 struct OutGradientUse {
   using Base = InputRows<A>;
   using Functions = const BackwardFunctions<A>*;
+  static constexpr Functions none = &backward_functions<A, A>;
   template <class X>
   static constexpr Functions functions = &backward_functions<A, OperandOf<X, A>>;
 };
@@ -175,7 +185,7 @@ class Tensor : public Use::Base {
   [[nodiscard]] const typename Use::Functions& functions() const { return functions_; }
 
  private:
-  typename Use::Functions functions_{};
+  typename Use::Functions functions_ = Use::none;
 };
 
 #undef SSMAX_TENSOR_TYPE
