@@ -37,15 +37,8 @@ auto computing_rank(const Call& call) {
 /// Throws if a member that has no meaning over ranks is given.
 template <class Arguments>
 void check_members(const char* function, const Arguments& a) {
-  const auto is_0 = [&](const char* name, index_t number) {
-    if (number != 0) fail_value(function, name, "is", number, "over ranks it must be", 0);
-  };
-  is_0("first_key", a.first_key);
-  is_0("all_keys", a.all_keys);
-  is_0("first_query", a.first_query);
-  is_0("all_queries", a.all_queries);
+  check_is_whole(function, a, "over ranks it must be");
   if constexpr (requires { a.state; }) {
-    is_0("continues", a.continues ? 1 : 0);
     if (has_state(a)) fail_format("ssmax::%s: state is given, over ranks the call takes out", function);
   }
   check_no_lengths(function, a.lengths, "over ranks");

@@ -131,17 +131,18 @@ void check_options(const char* function, CallKind kind, const Options& options, 
     fail_format("ssmax::%s: scaled_sinks is true, must be false without sinks", function);
 }
 
-/// Throws if a member for states is given to a call without a state.
-template <class A>
-void check_is_whole(const char* function, const AttentionArguments<A>& a) {
+/// Throws if a call computes a part of its queries or keys, or continues a state. `must` ends with "must be".
+template <class Arguments>
+void check_is_whole(const char* function, const Arguments& a,
+                    const char* must = "without a state it must be") {
   const auto is_0 = [&](const char* name, index_t number) {
-    if (number != 0) fail_value(function, name, "is", number, "without a state it must be", 0);
+    if (number != 0) fail_value(function, name, "is", number, must, 0);
   };
   is_0("first_key", a.first_key);
   is_0("all_keys", a.all_keys);
   is_0("first_query", a.first_query);
   is_0("all_queries", a.all_queries);
-  is_0("continues", a.continues ? 1 : 0);
+  if constexpr (requires { a.continues; }) is_0("continues", a.continues ? 1 : 0);
 }
 
 /// Checks the tensors and the sinks of a call, but not the lengths of its sequences. O(1).

@@ -75,8 +75,8 @@ class PlanState {
       fail_format("ssmax::%s: %s is stored in another type than the plan's", function, name);
   }
 
-  /// Returns the arguments of a bound call with the options of the plan. Throws if the call has options of its own other
-  /// than sinks, which replace the plan's.
+  /// Returns the arguments of a bound call with the options of the plan. Throws if the call has options of its own
+  /// other than sinks, which replace the plan's.
   Arguments with_options(const char* function, const Arguments& a) const {
     const auto leave_out = [&](const char* name, bool is_given) {
       if (is_given) fail_format("ssmax::%s: %s is given, the plan has its own: leave it out", function, name);
