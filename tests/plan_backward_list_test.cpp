@@ -35,17 +35,18 @@ TEST_CASE("the list of a backward covers each kv head of each sequence once", "[
     const View<float, 4> dk{nullptr, extents(false, kv_heads)};
     BackwardArguments<float> a{.q = q, .k = k, .v = k, .out = q};
     if (has_lengths) a.lengths = sequences.lengths();
-    const auto views = detail::keys_of(a);
-    const auto problem = detail::make_backward_problem<float>(
-        detail::make_views_problem("list", a, views), a,
-        {.dout = q, .dq = {nullptr, extents(true, 2 * kv_heads)}, .dk = dk, .dv = dk}, a);
+    shared::BackwardCall<float> call{};
+    detail::build_call("list", a, {.dout = q, .dq = {nullptr, extents(true, 2 * kv_heads)}, .dk = dk, .dv = dk},
+                       call);
+    call.facts.is_example = true;
     const Softmax scaling;
     const Full mask;
     const Identity score;
     const detail::UserGradientVariant<float, Softmax, Full, Identity> variant(scaling, mask, score);
+    compiled::open_call(call, variant);
     Workspace workspace;
     shared::WorkList<float> list;
-    compiled::make_backward_list<float>(problem, variant, threads, workspace, list);
+    compiled::make_backward_list<float>(call.problem, variant, threads, workspace, list);
     std::vector<int> times(static_cast<std::size_t>(batch));
     for (index_t p = 0; p < list.path_count; ++p) {
       const auto& path = list.paths[p];

@@ -195,7 +195,10 @@ requires(detail::is_call<A, P...>()) void attention(const std::type_identity_t<A
                                                     P&&... policies) {
   const detail::Policies<P...> given(policies...);
   const detail::VariantOf<A, decltype(given)> variant(given.scaling, given.mask, given.score);
-  const detail::AttentionCall<A> call("attention", a, variant, given.has_mask);
+  shared::ForwardCall<A> call{};
+  detail::build_call("attention", a, a.keys, call);
+  call.facts.has_mask = given.has_mask;
+  compiled::open_call(call, variant);
   a.q.functions()->run(call.problem, variant, call.result, a.workspace, given.executor);
 }
 

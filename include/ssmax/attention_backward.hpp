@@ -94,7 +94,6 @@
 #pragma once
 
 #include "attention.hpp"
-#include "detail/attention/desk/build_backward.hpp"
 #include "detail/attention/desk/user_gradient_variant.hpp"
 
 /// @addtogroup attention_backward
@@ -110,7 +109,9 @@ requires(detail::is_call<A, P...>()) void attention_backward(
     P&&... policies) {
   const detail::Policies<P...> given(policies...);
   const detail::GradientVariantOf<A, decltype(given)> variant(given.scaling, given.mask, given.score);
-  const detail::BackwardCall<A> call("attention_backward", a, g, variant);
+  shared::BackwardCall<A> call{};
+  detail::build_call("attention_backward", a, g, call);
+  compiled::open_call(call, variant);
   g.dout.functions()->run(call.problem, variant, a.workspace, given.executor);
 }
 

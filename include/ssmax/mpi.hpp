@@ -160,8 +160,8 @@ requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const La
   std::int64_t fingerprint = 0;
   const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
     detail::check_source_arguments(call, cache, length);
-    problem = detail::problem_over_source(call, none, variant);
-    detail::check_policies(call.function, problem, a.rope, variant);
+    problem = detail::problem_over_source(call, none);
+    detail::check_policies<A>(call.function, problem, variant);
     detail::check_new_queries(call.function, problem, a.more_queries_than_keys, given.has_mask);
     if (comm.ranks() > 1) fingerprint = detail::fingerprint_of_all<A>(variant, shape, cache.shape().kv_heads);
   });

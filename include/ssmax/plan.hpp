@@ -55,37 +55,24 @@ class BoundCall {
   template <class E = Serial>
   requires Executor<E>
   void run(std::span<std::byte> memory, E&& executor = E{}) const {
-    plan_.run(problem_, variant_, result_, memory, detail::AnyExecutor(executor));
+    plan_.run(call_, variant_, memory, detail::AnyExecutor(executor));
   }
 
   /// @cond
-  BoundCall(const detail::ForwardPlan<A, M>& plan, const AttentionArguments<A>& a, const S& scaling,
-            const C& score)
-      : BoundCall(plan, plan.arguments("Plan::bind", a), a.keys, scaling, score) {}
+  BoundCall(const detail::ForwardPlan<A>& plan, const M& mask, const AttentionArguments<A>& a,
+            const S& scaling, const C& score)
+      : plan_(plan), keys_(a.keys), scaling_(scaling), score_(score), variant_(scaling_, mask, score_) {
+    plan_.bind(a, keys_, variant_, call_);
+  }
   /// @endcond
 
  private:
-  BoundCall(const detail::ForwardPlan<A, M>& plan, const AttentionArguments<A>& all, const Keys<A>& keys,
-            const S& scaling, const C& score)
-      : plan_(plan),
-        keys_(keys),
-        views_(detail::keys_of(all)),
-        scaling_(scaling),
-        score_(score),
-        variant_(scaling_, plan.mask, score_),
-        problem_(plan.problem("Plan::bind", all, keys_, views_)),
-        result_(detail::make_result(all)) {
-    detail::check_bound("Plan::bind", problem_, variant_);
-  }
-
-  const detail::ForwardPlan<A, M>& plan_;
-  const Keys<A> keys_;               // that problem_ refers to
-  const shared::ViewKeys<A> views_;  // that problem_ refers to
+  const detail::ForwardPlan<A>& plan_;
+  const Keys<A> keys_;  // that call_ refers to
   const S scaling_;
   const C score_;
   const detail::UserVariant<A, S, M, C> variant_;
-  const shared::Problem<A> problem_;
-  const shared::Result<A> result_;
+  shared::ForwardCall<A> call_{};
 };
 
 /// A plan of calls with tensors like those of an example. It keeps the options of the example and the lengths of the
@@ -101,10 +88,10 @@ class Plan {
   /// The tensors may be null. `out`, `lse`, `workspace` and `explanation` are not used. Throws std::invalid_argument if
   /// tensors, source, mask, lengths or the positions of the rope do not fit, or if max_threads is below 1.
   Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads, const M& mask)
-      : plan_(example, max_threads, mask, true) {}
+      : Plan(example, max_threads, mask, true) {}
   /// The same with the mask Full.
   explicit Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads = 1)
-      : plan_(example, max_threads, M{}, false) {}
+      : Plan(example, max_threads, M{}, false) {}
 
   /// Returns the bytes that a call needs.
   [[nodiscard]] std::size_t bytes() const { return plan_.list().run_bytes; }
@@ -121,7 +108,7 @@ class Plan {
       [[nodiscard]] auto bind(const AttentionArguments<A>& a, const P&... policies) const {
     using Given = detail::Policies<const P...>;
     const Given given(policies...);
-    return BoundCall<A, typename Given::S, M, typename Given::C>(plan_, a, given.scaling, given.score);
+    return BoundCall<A, typename Given::S, M, typename Given::C>(plan_, mask_, a, given.scaling, given.score);
   }
   /// @cond
   template <class... P, class Mistake = mistake::bind_takes_a_scaling_and_a_score_the_plan_has_the_mask<P...>>
@@ -138,12 +125,20 @@ class Plan {
     const detail::Policies<P...> given(policies...);
     static_assert(!given.has_mask, "ssmax::Plan::run: the mask is the plan's");
     const BoundCall<A, typename detail::Policies<P...>::S, M, typename detail::Policies<P...>::C> call(
-        plan_, a, given.scaling, given.score);
+        plan_, mask_, a, given.scaling, given.score);
     call.run(memory, given.executor);
   }
 
  private:
-  detail::ForwardPlan<A, M> plan_;
+  Plan(const AttentionArguments<A>& example, index_t max_threads, const M& mask, bool has_mask)
+      : mask_(mask),
+        plan_(example, max_threads,
+              detail::UserVariant<A, Softmax, M, Identity>(detail::default_scaling, mask_,
+                                                           detail::default_score),
+              has_mask) {}
+
+  const M mask_;
+  const detail::ForwardPlan<A> plan_;
 };
 
 /// @cond

@@ -32,44 +32,39 @@
 SSMAX_BEGIN_DETAIL
 
 /// A plan of the backward.
-template <class A, class S, class M, class C>
-class GradientPlan : public PlanState<A, M, BackwardArguments<A>> {
-  using Base = PlanState<A, M, BackwardArguments<A>>;
+template <class A>
+class GradientPlan : public PlanState<A, BackwardArguments<A>> {
+  using Base = PlanState<A, BackwardArguments<A>>;
   using Base::options_;
 
  public:
-  using Variant = UserGradientVariant<A, S, M, C>;
-
+  /// `variant` has the mask of the plan, and examples of a scaling and a score.
   GradientPlan(const BackwardArguments<A>& example, const AttentionGradients<A>& gradients, index_t threads,
-               const S& scaling, const M& a_mask, const C& score)
-      : Base("BackwardPlan", a_mask, example, threads),
+               const GradientVariant<A>& variant)
+      : Base("BackwardPlan", example, threads),
         functions_(*gradients.dout.functions()),
-        accumulates_(gradients.accumulate) {
-    const char* const function = "BackwardPlan";
-    check_inputs(function, options_.q, options_.k, options_.v);
-    check_options(function, CallKind::backward, options_, options_.q.extent(1));
-    check_lengths(function, options_.lengths, options_.q, options_.k);
+        accumulates_(gradients.accumulate),
+        keeps_sums_(variant.wants_gradients() || !example.sinks.empty()) {
     A dsink{};
     AttentionGradients<A> of_plan = gradients;
-    of_plan.dsinks = options_.sinks.empty() ? std::span<A>() : std::span<A>(&dsink, 1);
-    const ViewKeys<A> views = keys_of(options_);
-    const auto problem =
-        make_backward_problem<A>(make_views_problem(function, options_, views), options_, of_plan, options_);
-    const Variant variant(scaling, this->mask, score);
-    check_policies(function, problem.forward, options_.rope, variant);
-    this->plan(functions_, problem, variant);
-    keeps_sums_ = variant.wants_gradients() || !options_.sinks.empty();
-    sharing_ = variant.sharing(longest_shape(problem.forward));
+    of_plan.dsinks = example.sinks.empty() ? std::span<A>() : std::span<A>(&dsink, 1);
+    BackwardCall<A> call{};
+    build_call("BackwardPlan", options_, of_plan, call);
+    call.facts.is_example = true;
+    compiled::open_call(call, variant);
+    this->plan(functions_, call.problem, variant);
+    sharing_ = variant.sharing(longest_shape(call.problem.forward));
   }
 
-  void run(const BackwardProblem<A>& problem, const Variant& variant, std::span<std::byte> memory,
+  void run(const BackwardCall<A>& call, const GradientVariant<A>& variant, std::span<std::byte> memory,
            const AnyExecutor& executor) const {
-    functions_.run_list(this->list(), problem, variant, this->checked(memory), executor);
+    functions_.run_list(this->list(), call.problem, variant, this->checked(memory), executor);
   }
 
-  /// Checks the tensors of a call against the plan, and returns its arguments.
-  BackwardArguments<A> arguments(const char* function, const BackwardArguments<A>& a,
-                                 const AttentionGradients<A>& g) const {
+  /// Opens a call of the plan.
+  void bind(const BackwardArguments<A>& a, const AttentionGradients<A>& g, const GradientVariant<A>& variant,
+            BackwardCall<A>& call) const {
+    const char* const function = "BackwardPlan::bind";
     Base::check_planned(function, "q", a.q, options_.q);
     Base::check_planned(function, "k", a.k, options_.k);
     Base::check_planned(function, "v", a.v, options_.v);
@@ -79,10 +74,9 @@ class GradientPlan : public PlanState<A, M, BackwardArguments<A>> {
       fail_format("ssmax::%s: accumulate is true, the plan has no memory for it", function);
     if (!g.dsinks.empty() && !keeps_sums_)
       fail_format("ssmax::%s: dsinks are given, the plan has no memory for them", function);
-    return this->with_options(function, a);
-  }
-  void check(const char* function, const BackwardProblem<A>& problem, const Variant& variant) const {
-    if (variant.sharing(longest_shape(problem.forward)) > sharing_) {
+    build_call(function, this->with_options(function, a), g, call);
+    compiled::open_call(call, variant);
+    if (variant.sharing(longest_shape(call.problem.forward)) > sharing_) {
       fail_format("ssmax::%s: gradients of the score are shared by more heads than those of the plan's score",
                   function);
     }
@@ -90,7 +84,7 @@ class GradientPlan : public PlanState<A, M, BackwardArguments<A>> {
 
  private:
   const BackwardFunctions<A>& functions_;
-  bool accumulates_, keeps_sums_ = false;
+  bool accumulates_, keeps_sums_;
   Sharing sharing_{};
 };
 
@@ -117,27 +111,23 @@ class BoundBackward {
   template <class E = Serial>
   requires Executor<E>
   void run(std::span<std::byte> memory, E&& executor = E{}) const {
-    plan_.run(call_.problem, variant_, memory, detail::AnyExecutor(executor));
+    plan_.run(call_, variant_, memory, detail::AnyExecutor(executor));
   }
 
   /// @cond
-  BoundBackward(const detail::GradientPlan<A, S, M, C>& plan, const BackwardArguments<A>& a,
+  BoundBackward(const detail::GradientPlan<A>& plan, const M& mask, const BackwardArguments<A>& a,
                 const AttentionGradients<A>& g, const S& scaling, const C& score)
-      : plan_(plan),
-        scaling_(scaling),
-        score_(score),
-        variant_(scaling_, plan.mask, score_),
-        call_("BackwardPlan::bind", plan.arguments("BackwardPlan::bind", a, g), g, variant_) {
-    plan_.check("BackwardPlan::bind", call_.problem, variant_);
+      : plan_(plan), scaling_(scaling), score_(score), variant_(scaling_, mask, score_) {
+    plan_.bind(a, g, variant_, call_);
   }
   /// @endcond
 
  private:
-  const detail::GradientPlan<A, S, M, C>& plan_;
+  const detail::GradientPlan<A>& plan_;
   const S scaling_;
   const C score_;
   const detail::UserGradientVariant<A, S, M, C> variant_;
-  const detail::BackwardCall<A> call_;
+  shared::BackwardCall<A> call_{};
 };
 
 /// A plan of backward passes with tensors and policies like those of an example. It keeps the options of the example
@@ -167,16 +157,19 @@ class BackwardPlan {
   /// `accumulate`, or for a score whose gradients are shared by more heads.
   [[nodiscard]] BoundBackward<A, S, M, C> bind(const BackwardArguments<A>& a, const AttentionGradients<A>& g,
                                                const S& scaling = {}, const C& score = {}) const {
-    return {plan_, a, g, scaling, score};
+    return {plan_, mask_, a, g, scaling, score};
   }
 
  private:
   template <class... P>
   BackwardPlan(const BackwardArguments<A>& example, const AttentionGradients<A>& gradients,
                index_t max_threads, const detail::Policies<P...>& given)
-      : plan_(example, gradients, max_threads, given.scaling, given.mask, given.score) {}
+      : mask_(given.mask),
+        plan_(example, gradients, max_threads,
+              detail::UserGradientVariant<A, S, M, C>(given.scaling, mask_, given.score)) {}
 
-  detail::GradientPlan<A, S, M, C> plan_;
+  const M mask_;
+  const detail::GradientPlan<A> plan_;
 };
 
 /// @cond

@@ -107,6 +107,7 @@ struct RopeTables {
   const T *cosine = nullptr, *sine = nullptr;
   index_t pitch = 0, width = 0, first_position = 0;
   Pairing pairing{};
+  index_t positions = 0;
 };
 
 }  // namespace shared
@@ -183,6 +184,24 @@ inline std::vector<double> rope_frequencies(const RopeOptions& options) {
   return frequencies;
 }
 
+/// Throws if a position of [first, first + count) is missing in the tables, or if there are fewer `channels` than the
+/// width.
+template <class T>
+void check_rope(const char* function, const char* name, const RopeTables<T>& rope, index_t first,
+                index_t count, index_t channels) {
+  if (channels < rope.width)
+    fail_value(function, name, "has channels", channels, "the rope's width is", rope.width);
+  if (first < rope.first_position)
+    fail_value(function, name, "has position", first, "the rope's first is", rope.first_position);
+  const index_t last = rope.first_position + (rope.positions - 1);
+  if (count > 0 && count - 1 > last - first) {
+    // The message names the largest index_t if first + count overflows.
+    const index_t furthest = std::numeric_limits<index_t>::max();
+    const index_t position = first > furthest - (count - 1) ? furthest : first + (count - 1);
+    fail_value(function, name, "has position", position, "the rope's last is", last);
+  }
+}
+
 /// Rotates `rows` rows, the first at `position`, without checks. `in` may equal `out`, but must not overlap it
 /// otherwise.
 template <class T>
@@ -241,27 +260,14 @@ class Rope {
 
   /// Returns the tables in the form that the drivers of attention take.
   [[nodiscard]] shared::RopeTables<T> tables() const {
-    return {&kernels_(),    cosine_.data(),          sine_.data(),    pitch_,
-            options_.width, options_.first_position, options_.pairing};
+    return {&kernels_(),    cosine_.data(),          sine_.data(),     pitch_,
+            options_.width, options_.first_position, options_.pairing, positions_};
   }
 
   /// Throws std::invalid_argument if a position of [first, first + count) is missing in the tables or if there are
   /// fewer `channels` than the width.
   void check(const char* function, const char* name, index_t first, index_t count, index_t channels) const {
-    if (channels < options_.width) {
-      detail::fail_value(function, name, "has channels", channels, "the rope's width is", options_.width);
-    }
-    if (first < options_.first_position) {
-      detail::fail_value(function, name, "has position", first, "the rope's first is",
-                         options_.first_position);
-    }
-    const index_t last = options_.first_position + (positions_ - 1);
-    if (count > 0 && count - 1 > last - first) {
-      // The message names the largest index_t if first + count overflows.
-      const index_t furthest = std::numeric_limits<index_t>::max();
-      const index_t position = first > furthest - (count - 1) ? furthest : first + (count - 1);
-      detail::fail_value(function, name, "has position", position, "the rope's last is", last);
-    }
+    detail::check_rope(function, name, tables(), first, count, channels);
   }
 
  private:

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "../attention/backward/driver.hpp"
+#include "../attention/desk/driver.hpp"
 #include "../attention/work/driver.hpp"
 
 SSMAX_BEGIN_COMPILED
@@ -27,7 +28,9 @@ using namespace shared;
                                         const AnyExecutor&);
 #define SSMAX_INSTANTIATE_RUN(linkage, Compute)                                                              \
   linkage template void run_list(const WorkList<Compute>&, const Problem<Compute>&, const Variant<Compute>&, \
-                                 const Result<Compute>&, std::byte*, const AnyExecutor&);
+                                 const Result<Compute>&, std::byte*, const AnyExecutor&);                    \
+  linkage template void open_call(ForwardCall<Compute>&, const Variant<Compute>&);                           \
+  linkage template void open_call(BackwardCall<Compute>&, const GradientVariant<Compute>&);
 #if defined(SSMAX_LIBRARY_BFLOAT16)
 // The drivers of bfloat16 call those of float.
 SSMAX_INSTANTIATE(extern, float)

@@ -268,7 +268,7 @@ template <class V>
 Fingerprint fingerprint_of_keys(const V& variant, const QueryShape& shape, index_t kv_heads) {
   Fingerprint result;
   result.add(variant.has_score, variant.has_predicate);
-  if constexpr (V::has_positions) {
+  if (variant.has_positions) {
     const index_t group = std::max<index_t>(1, shape.heads / std::max<index_t>(1, kv_heads));
     for (Query query{0, 0, 0, shape}; query.batch < shape.batch; ++query.batch) {
       for (query.head = 0; query.head < shape.heads; query.head += group) {

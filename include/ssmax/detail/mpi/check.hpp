@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "../attention/desk/build_backward.hpp"
 #include "agreement.hpp"
 #include "head_exchange.hpp"
 #include "share.hpp"
@@ -37,9 +36,9 @@ auto computing_rank(const Call& call) {
 /// Throws if a member that has no meaning over ranks is given.
 template <class Arguments>
 void check_members(const char* function, const Arguments& a) {
-  check_is_whole(function, a, "over ranks it must be");
+  check_is_whole(function, facts_of(a), "over ranks it must be");
   if constexpr (requires { a.state; }) {
-    if (has_state(a)) fail_format("ssmax::%s: state is given, over ranks the call takes out", function);
+    if (has_state(a.state)) fail_format("ssmax::%s: state is given, over ranks the call takes out", function);
   }
   check_no_lengths(function, a.lengths, "over ranks");
 }
@@ -61,11 +60,9 @@ void check_rank_arguments(const char* function, const AttentionArguments<A>& a) 
     fail_format("ssmax::%s: keys are given, over ranks they take the length of the sequence as an argument",
                 function);
   }
-  if (a.more_queries_than_keys) {
-    fail_format("ssmax::%s: more_queries_than_keys is true, must be false without a source of keys",
-                function);
-  }
-  check_arguments(function, a);
+  ForwardCall<A> call{};
+  build_call(function, a, a.keys, call);
+  check_arguments(function, call);
   check_no_overlap(function, "out", a.out, "q", a.q);
   check_storage(function, "q", a.q, a.q);
   check_storage(function, "k", a.k, a.q);
@@ -77,7 +74,9 @@ void check_rank_arguments(const char* function, const BackwardArguments<A>& a,
                           const AttentionGradients<A>& g) {
   check_members(function, a);
   if (g.accumulate) fail_value(function, "accumulate", "is", 1, "over ranks it must be", 0);
-  check_arguments(function, a, g);
+  BackwardCall<A> call{};
+  build_call(function, a, g, call);
+  check_arguments(function, call);
   check_storage(function, "q", a.q, a.q);
   check_storage(function, "k", a.k, a.q);
   check_storage(function, "v", a.v, a.q);
@@ -88,16 +87,16 @@ void check_rank_arguments(const char* function, const BackwardArguments<A>& a,
   check_storage(function, "dv", g.dv, a.q);
 }
 
-/// Calls check_policies for each segment of this rank. P is the type that holds the policies.
-template <class A, class Arguments, class V, class P>
-void check_segments(const RankCall<A, Arguments, V>& call, const P& variant) {
+/// Calls check_policies for each segment of this rank.
+template <class A, class Arguments, class V>
+void check_segments(const RankCall<A, Arguments, V>& call) {
   const index_t positions = call.layout.positions();
   const Problem<A> whole = whole_problem(call);
   const auto check = [&](const Piece& segment) {
     const index_t count = segment.size();
     const ViewKeys<A> keys = keys_from(call, segment.row, count, segment.begin);
     const auto queries = with_queries(whole, segment.row, count, segment.begin, positions);
-    check_policies(call.function, with_keys(queries, keys), call.a.rope, variant);
+    check_policies<A>(call.function, with_keys(queries, keys), call.variant);
   };
   if (call.layout.count(call.comm.rank()) == 0) check({});
   for (const Piece& segment : segments_of(call.layout)) {
@@ -115,7 +114,7 @@ struct PolicyFacts {
 template <class A, class Arguments, class V, class P>
 PolicyFacts checked_policies(const RankCall<A, Arguments, V>& call, const P& variant) {
   check_share(call);
-  check_segments(call, variant);
+  check_segments(call);
   if (call.comm.ranks() == 1) return {};
   PolicyFacts facts{{}, fingerprint_of_ranges<A>(variant, call.shape(), call.a.k.extent(1))};
   if (!call.layout.is_by_heads()) {
@@ -143,11 +142,7 @@ Agreement agreement_of(const RankCall<A, Arguments, V>& call, const KeySourceSha
   all.add("the rope", a.rope != nullptr ? fingerprint(a.rope->options()) : 0);
   all.add("key_position", a.key_position);
   all.add("sinks", Fingerprint().add_bytes(a.sinks.data(), a.sinks.size_bytes()).value());
-  all.add("scaled_sinks", a.scaled_sinks);
-  all.add("float_products", a.float_products);
-  all.add("rounded_rotation", a.rounded_rotation);
-  all.add("batch_invariant", a.batch_invariant);
-  if constexpr (requires { a.rotate_source_keys; }) all.add("rotate_source_keys", a.rotate_source_keys);
+  for_each_flag(a, [&](const char* name, bool flag) { all.add(name, flag); });
   return all;
 }
 
@@ -206,7 +201,9 @@ void check_source_arguments(const AttentionOverRanks<A>& call, const AnyKeys<A>&
   if (!a.keys.is_given())
     fail_format("ssmax::%s: keys are left out, must be given with a length", call.function);
   check_held(call.function, cache, call.layout, call.comm.rank(), length);
-  check_arguments(call.function, a, cache);
+  ForwardCall<A> own{};
+  build_call(call.function, a, a.keys, own);
+  check_arguments(call.function, own);
   check_no_overlap(call.function, "out", a.out, "q", a.q);
   check_storage(call.function, "q", a.q, a.q);
   check_storage(call.function, "out", a.out, a.q);

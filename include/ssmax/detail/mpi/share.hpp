@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "../../attention_backward.hpp"
-#include "../attention/desk/build.hpp"
 #include "../attention/operands/load.hpp"
 #include "../attention/terms/keys.hpp"
 #include "../memory/arena.hpp"
+#include "build.hpp"
 #include "pieces.hpp"
 
 SSMAX_BEGIN_DETAIL

@@ -36,10 +36,13 @@ struct ChunkOfKeys {
 };
 
 /// Returns the problem of all queries of a call over a cache. Its keys are `none`, without data.
-template <class A, class V>
-Problem<A> problem_over_source(const AttentionOverRanks<A>& call, const ChunkOfKeys<A>& none, const V&) {
-  using M = typename V::MaskType;
-  return make_source_problem<M, A>(call.function, call.a.q, none.refer(), call.a);
+template <class A>
+Problem<A> problem_over_source(const AttentionOverRanks<A>& call, const ChunkOfKeys<A>& none) {
+  Problem<A> problem = make_problem<A>(call.function, call.a.q, none.refer(), call.a);
+  problem.in_cache = true;
+  ViewKeys<A> no_views{};
+  complete_problem(problem, no_views, facts_of(call.a), call.variant);
+  return problem;
 }
 
 /// Returns the chunks of the first `length` positions, in order. Chunks end at multiples of key_chunk, at the

@@ -1,16 +1,13 @@
-// Builds Problem and Result. Apart from narrow.hpp, no other file fills their members. AttentionCall checks the
-// arguments first.
+// Fills ForwardCall and BackwardCall from the arguments of public functions, without a check.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 
-#include "check.hpp"
-#include "narrow.hpp"
+#include "../../../attention_arguments.hpp"
+#include "driver.hpp"
 
 SSMAX_BEGIN_DETAIL
-
-// ---- Problem. -----------------------------------------------------------------------------------------------
 
 template <class Options>
 double logit_scale(const Options& options, index_t d) {
@@ -21,7 +18,6 @@ double logit_scale(const Options& options, index_t d) {
 template <class A, class Options>
 void build_problem(const char* function, const InputRows<A>& q, const Options& options, Problem<A>& problem) {
   problem.q = q;
-  problem.q.make_addressable();
   problem.scale = logit_scale(options, q.extent(3));
   problem.key_position = options.key_position;
   problem.float_products = options.float_products;
@@ -29,140 +25,84 @@ void build_problem(const char* function, const InputRows<A>& q, const Options& o
   problem.batch_invariant = options.batch_invariant;
   problem.lengths = options.lengths;
   problem.caller = {function, options.explanation};
-  if (options.rope != nullptr) problem.rope = options.rope->tables();
-  if (problem.rope.cosine != nullptr) problem.rotation = Rotation::in_call;
+  if (options.rope == nullptr) return;
+  problem.rope = options.rope->tables();
+  problem.rotation = Rotation::in_call;
 }
 
-/// Fills the problem of all queries of a call over a source of keys, which `problem.keys` has. The keys were rotated
-/// when they were stored. Exception: `rotate_source_keys` rotates the keys in the call.
-template <class M, class A, class Options>
-void build_source_problem(const char* function, const InputRows<A>& q, const Options& options,
-                          Problem<A>& problem) {
-  build_problem(function, q, options, problem);
-  if (problem.has_rope() && !options.rotate_source_keys)
-    problem.rotation = rotated_to_positions<M> ? Rotation::stored_by_mask : Rotation::stored;
-  problem.in_cache = true;
-}
-
-/// Returns the problem of all queries of a call. The source of `keys` must outlive the result.
+/// Fills the problem of a backward pass, apart from its forward problem. `a` and `g` have the rows, of the heads from
+/// `first_head` on. sinks and dsinks cover all heads of the call.
 template <class A, class Options>
-Problem<A> make_problem(const char* function, const InputRows<A>& q, const AnyKeys<A>& keys,
-                        const Options& options) {
-  Problem<A> problem{.keys = keys};
-  build_problem(function, q, options, problem);
-  return problem;
-}
-template <class M, class A, class Options>
-Problem<A> make_source_problem(const char* function, const InputRows<A>& q, const AnyKeys<A>& keys,
-                               const Options& options) {
-  Problem<A> problem{.keys = keys};
-  build_source_problem<M>(function, q, options, problem);
-  return problem;
-}
-
-// ---- Keys in views. -----------------------------------------------------------------------------------------
-
-/// Returns the keys of a call in views, of which k holds keys [first, first + k.extent(2)) of `all`.
-template <class A>
-ViewKeys<A> keys_in(const StoredTensor<A>& k, const StoredTensor<A>& v, index_t all, index_t first = 0,
-                    const SequenceLengths& lengths = {}) {
-  return {addressable<Rows>(k), addressable<Rows>(v), k.functions(), v.functions(), all, first, lengths};
+void build_backward_problem(const BackwardArguments<A>& a, const AttentionGradients<A>& g,
+                            const Options& options, index_t first_head, BackwardProblem<A>& problem) {
+  problem.out = a.out;
+  problem.dout = g.dout;
+  problem.lse = {a.lse, first_head};
+  problem.dlse = {g.dlse, first_head};
+  problem.dq = g.dq;
+  problem.dk = g.dk;
+  problem.dv = g.dv;
+  problem.accumulates = g.accumulate;
+  problem.sinks = options.sinks;
+  problem.dsinks = g.dsinks;
+  problem.scaled_sinks = options.scaled_sinks;
 }
 
-/// Returns the keys of a public function. `all_keys` may be 0: k holds the last keys.
+/// Calls f(name, value) for the options that are true or false.
+template <class Arguments, class F>
+void for_each_flag(const Arguments& a, const F& f) {
+  f("float_products", a.float_products);
+  f("rounded_rotation", a.rounded_rotation);
+  f("batch_invariant", a.batch_invariant);
+  f("scaled_sinks", a.scaled_sinks);
+  if constexpr (requires { a.rotate_source_keys; }) {
+    f("rotate_source_keys", a.rotate_source_keys);
+    f("more_queries_than_keys", a.more_queries_than_keys);
+  }
+}
+
 template <class Arguments>
-auto keys_of(const Arguments& a) {
-  return keys_in(a.k, a.v, a.all_keys == 0 ? a.first_key + a.k.extent(2) : a.all_keys, a.first_key,
-                 a.lengths);
-}
-
-/// Fills the problem of a call over keys in views, with the positions of its queries.
-template <class A, class Arguments>
-void build_views_problem(const char* function, const Arguments& a, const ViewKeys<A>& keys,
-                         Problem<A>& problem) {
-  problem.keys = AnyKeys<A>(keys);
-  build_problem<A>(function, a.q, a, problem);
-  const index_t last = a.first_query + a.q.extent(2);
-  problem.first_query = a.first_query;
-  problem.queries_after = a.all_queries == 0 ? 0 : a.all_queries - last;
-}
-template <class A, class Arguments>
-Problem<A> make_views_problem(const char* function, const Arguments& a, const ViewKeys<A>& keys) {
-  Problem<A> problem{};
-  build_views_problem(function, a, keys, problem);
-  return problem;
-}
-
-// ---- Result. ------------------------------------------------------------------------------------------------
-
-/// Returns a result that is a state, to be merged with other states.
-template <class Compute>
-Result<Compute> make_state_result(const AttentionState<Compute>& state, bool continues) {
-  Result<Compute> result{.state = addressable(state)};
-  if (continues) result.start = result.state;
-  return result;
-}
-
-/// Returns a result that is normalized. out and lse hold the heads from `first_head` on.
-template <class A, class Options>
-Result<A> make_result(const OutputRows<A>& out, const View<A, 3>& lse, const Options& options,
-                      index_t first_head = 0) {
-  return {.out = from_head(addressable(out), first_head),
-          .lse = {lse, first_head},
-          .sinks = options.sinks,
-          .scaled_sinks = options.scaled_sinks};
+CallFacts facts_of(const Arguments& a) {
+  CallFacts facts{.first_key = a.first_key,
+                  .all_keys = a.all_keys,
+                  .first_query = a.first_query,
+                  .all_queries = a.all_queries};
+  if constexpr (requires { a.rotate_source_keys; }) {
+    facts.rotate_source_keys = a.rotate_source_keys;
+    facts.more_queries_than_keys = a.more_queries_than_keys;
+    facts.continues = a.continues;
+  }
+  return facts;
 }
 
 template <class A>
-Result<A> make_result(const AttentionArguments<A>& a) {
-  if (has_state(a)) return make_state_result(a.state, a.continues);
-  return make_result<A>(a.out, a.lse, a);
+ViewKeys<A> views_of(const StoredTensor<A>& k, const StoredTensor<A>& v) {
+  return {.k = k, .v = v, .k_type = k.functions(), .v_type = v.functions()};
 }
 
-// ---- Calls. -------------------------------------------------------------------------------------------------
-
-/// A call of attention. The constructor throws std::invalid_argument for invalid arguments. The arguments must outlive
-/// the call.
+/// Fills a call of attention. `keys` are those of the call or of the plan that it is bound to.
 template <class A>
-class AttentionCall {
-  ViewKeys<A> keys_{};  // `problem` refers to this source
-
- public:
-  Problem<A> problem{};
-  Result<A> result{};
-
-  /// V is the type that holds the policies.
-  template <class V>
-  AttentionCall(const char* function, const AttentionArguments<A>& a, const V& variant, bool has_mask) {
-    if (a.keys.is_given()) {
-      problem.keys = a.keys.refer();
-      check_arguments(function, a, problem.keys);
-      build_source_problem<typename V::MaskType, A>(function, a.q, a, problem);
-    } else {
-      check_views(function, a);
-      keys_ = keys_of(a);
-      build_views_problem(function, a, keys_, problem);
-    }
-    result = make_result(a);
-    check_policies(function, problem, a.rope, variant);
-    if (!problem.in_cache) return;
-    check_new_queries(function, problem, a.more_queries_than_keys, has_mask);
-    check_stored_keys(function, problem, variant.mask);
+void build_call(const char* function, const AttentionArguments<A>& a, const Keys<A>& keys,
+                ForwardCall<A>& call) {
+  build_problem<A>(function, a.q, a, call.problem);
+  if (keys.is_given()) {
+    call.problem.keys = keys.refer();
+    call.problem.in_cache = true;
   }
-  AttentionCall(const AttentionCall&) = delete;
-  AttentionCall& operator=(const AttentionCall&) = delete;
+  call.views = views_of<A>(a.k, a.v);
+  call.result = {
+      .out = a.out, .lse = a.lse, .sinks = a.sinks, .scaled_sinks = a.scaled_sinks, .state = a.state};
+  call.facts = facts_of(a);
+}
 
- private:
-  static void check_views(const char* function, const AttentionArguments<A>& a) {
-    if (has_state(a)) {
-      check_partial_arguments(function, a);
-    } else {
-      check_arguments(function, a);
-    }
-    if (a.more_queries_than_keys)
-      fail_format("ssmax::%s: more_queries_than_keys is true, must be false without a source of keys",
-                  function);
-  }
-};
+/// Fills a call of attention_backward.
+template <class A>
+void build_call(const char* function, const BackwardArguments<A>& a, const AttentionGradients<A>& g,
+                BackwardCall<A>& call) {
+  build_problem<A>(function, a.q, a, call.problem.forward);
+  build_backward_problem(a, g, a, 0, call.problem);
+  call.views = views_of<A>(a.k, a.v);
+  call.facts = facts_of(a);
+}
 
 SSMAX_END

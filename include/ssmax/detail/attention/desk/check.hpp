@@ -4,11 +4,10 @@
 #include <cmath>
 #include <limits>
 
-#include "../../../attention_arguments.hpp"
 #include "../../checks/sequence_lengths.hpp"
 #include "../../checks/sinks.hpp"
 #include "../../checks/views.hpp"
-#include "user_variant.hpp"
+#include "call.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -54,14 +53,17 @@ inline void check_result(const char* function, const char* name, const AnyView& 
 }
 
 /// Checks out, which may be q, and, if given, lse. `keys` are the last arguments of check_result.
-template <class A, class... Keys>
-void check_out_and_lse(const char* function, const AttentionArguments<A>& a, const Keys&... keys) {
-  check_result(function, "out", a.out, a.q, keys...);
-  check_in_place_or_no_overlap(function, "out", a.out, "q", a.q, a.out.kind() == a.q.kind());
-  if (!is_given(a.lse)) return;
-  check_result(function, "lse", a.lse, a.q, keys...);
-  check_no_overlap(function, "lse", a.lse, "q", a.q);
-  check_no_overlap(function, "lse", a.lse, "out", a.out);
+template <class A, class... K>
+void check_out_and_lse(const char* function, const ForwardCall<A>& call, const K&... keys) {
+  const InputRows<A>& q = call.problem.q;
+  const OutputRows<A>& out = call.result.out;
+  const View<A, 3>& lse = call.result.lse.view();
+  check_result(function, "out", out, q, keys...);
+  check_in_place_or_no_overlap(function, "out", out, "q", q, out.kind() == q.kind());
+  if (!is_given(lse)) return;
+  check_result(function, "lse", lse, q, keys...);
+  check_no_overlap(function, "lse", lse, "q", q);
+  check_no_overlap(function, "lse", lse, "out", out);
 }
 
 /// Throws if an output overlaps the memory of a source. Exception: a source without the member `memory` is not
@@ -97,139 +99,135 @@ inline void check_last_part(const char* function, const char* first_name, index_
   check_part(function, first_name, first, count, what, all_name, all);
 }
 
-template <class Arguments>
-void check_query_part(const char* function, const Arguments& a) {
-  check_last_part(function, "first_query", a.first_query, a.q.extent(2),
-                  "leaves no room for q in all_queries,", "all_queries", a.all_queries);
+inline void check_query_part(const char* function, const Rows& q, const CallFacts& facts) {
+  check_last_part(function, "first_query", facts.first_query, q.extent(2),
+                  "leaves no room for q in all_queries,", "all_queries", facts.all_queries);
 }
-
-/// The kinds of calls.
-enum class CallKind { views, partial, backward, source };
 
 /// Throws if an option has no effect in a call, or if the scale is not finite. Exceptions: float_products,
 /// rounded_rotation and batch_invariant choose among paths, and are accepted by every call.
-template <class Options>
-void check_options(const char* function, CallKind kind, const Options& options, index_t heads) {
-  const bool has_rope = options.rope != nullptr;
-  bool rotates_source_keys = false;
-  if constexpr (requires { options.rotate_source_keys; }) rotates_source_keys = options.rotate_source_keys;
-  if (options.scale && !std::isfinite(*options.scale))
-    fail_format("ssmax::%s: scale is %g, must be finite", function, *options.scale);
-  if (rotates_source_keys && kind != CallKind::source)
+template <class A>
+void check_options(const char* function, const Problem<A>& problem, const CallFacts& facts,
+                   std::span<const A> sinks, bool scaled_sinks) {
+  if (!std::isfinite(problem.scale))
+    fail_format("ssmax::%s: scale is %g, must be finite", function, problem.scale);
+  const bool has_rope = problem.rope.cosine != nullptr;
+  if (facts.rotate_source_keys && !problem.in_cache)
     fail_format("ssmax::%s: rotate_source_keys is true, must be false without a source of keys", function);
-  if (rotates_source_keys && !has_rope)
+  if (facts.rotate_source_keys && !has_rope)
     fail_format("ssmax::%s: rotate_source_keys is true, must be false without a rope", function);
-  if (options.key_position != 0 && kind == CallKind::source && !rotates_source_keys)
-    fail_value(function, "key_position", "is", options.key_position, "the source's is", 0);
-  if (options.key_position != 0 && !has_rope)
-    fail_value(function, "key_position", "is", options.key_position, "without a rope it must be", 0);
-  if (kind == CallKind::partial && !options.sinks.empty()) {
-    fail_value(function, "sinks", "have extent", std::ssize(options.sinks),
-               "finish takes the sinks of a state, here it must be", 0);
-  }
-  if (options.scaled_sinks && options.sinks.empty() && heads > 0)
+  if (problem.key_position != 0 && problem.in_cache && !facts.rotate_source_keys)
+    fail_value(function, "key_position", "is", problem.key_position, "the source's is", 0);
+  if (problem.key_position != 0 && !has_rope)
+    fail_value(function, "key_position", "is", problem.key_position, "without a rope it must be", 0);
+  if (scaled_sinks && sinks.empty() && problem.q.extent(1) > 0)
     fail_format("ssmax::%s: scaled_sinks is true, must be false without sinks", function);
 }
 
 /// Throws if a call computes a part of its queries or keys, or continues a state. `must` ends with "must be".
-template <class Arguments>
-void check_is_whole(const char* function, const Arguments& a,
-                    const char* must = "without a state it must be") {
+inline void check_is_whole(const char* function, const CallFacts& facts,
+                           const char* must = "without a state it must be") {
   const auto is_0 = [&](const char* name, index_t number) {
     if (number != 0) fail_value(function, name, "is", number, must, 0);
   };
-  is_0("first_key", a.first_key);
-  is_0("all_keys", a.all_keys);
-  is_0("first_query", a.first_query);
-  is_0("all_queries", a.all_queries);
-  if constexpr (requires { a.continues; }) is_0("continues", a.continues ? 1 : 0);
+  is_0("first_key", facts.first_key);
+  is_0("all_keys", facts.all_keys);
+  is_0("first_query", facts.first_query);
+  is_0("all_queries", facts.all_queries);
+  is_0("continues", facts.continues ? 1 : 0);
 }
 
-/// Checks the tensors and the sinks of a call, but not the lengths of its sequences. O(1).
+/// Checks the tensors and the sinks of a call over keys in views, but not the lengths of its sequences. O(1).
 template <class A>
-void check_tensors(const char* function, const AttentionArguments<A>& a) {
-  check_inputs(function, a.q, a.k, a.v);
-  check_out_and_lse(function, a, a.k, a.v);
-  check_sinks(function, a.sinks, a.out, a.lse);
+void check_tensors(const char* function, const ForwardCall<A>& call) {
+  check_inputs(function, call.problem.q, call.views.k, call.views.v);
+  if (call.facts.is_example) return;
+  check_out_and_lse(function, call, call.views.k, call.views.v);
+  check_sinks(function, call.result.sinks, call.result.out, call.result.lse.view());
 }
 
-/// Checks the arguments of a call over keys in views.
+/// Does the same for a call over a source.
 template <class A>
-void check_arguments(const char* function, const AttentionArguments<A>& a) {
-  check_tensors(function, a);
-  check_options(function, CallKind::views, a, a.q.extent(1));
-  check_is_whole(function, a);
-  check_lengths(function, a.lengths, a.q, a.k);
-}
-
-/// Checks the arguments of a call that computes a state.
-template <class A>
-void check_partial_arguments(const char* function, const AttentionArguments<A>& a) {
-  check_no_lengths(function, a.lengths);
-  check_inputs(function, a.q, a.k, a.v);
-  check_options(function, CallKind::partial, a, a.q.extent(1));
-  const StateNames names{"state.shift", "state.sum", "state.o"};
-  check_state(function, names, a.state);
-  check_no_overlap_of_parts(function, names, a.state);
-  const auto check = [&](const char* name, const AnyView& part) {
-    check_result(function, name, part, a.q, a.k, a.v);
-    check_no_overlap(function, name, part, "q", a.q);
-  };
-  check("state.shift", a.state.shift);
-  check("state.sum", a.state.sum);
-  check("state.o", a.state.o);
-  if (is_given(a.out))
-    fail_value(function, "out", "has rows", a.out.extent(2), "finish writes it: must be", 0);
-  if (is_given(a.lse))
-    fail_value(function, "lse", "has rows", a.lse.extent(2), "finish writes it: must be", 0);
-  check_part(function, "first_key", a.first_key, a.k.extent(2), "leaves no room for k in all_keys,",
-             "all_keys", a.all_keys);
-  check_query_part(function, a);
-}
-
-/// Checks the tensors and the sinks of a call over a source, but not the lengths of its sequences. O(1).
-template <class A>
-void check_source_tensors(const char* function, const AttentionArguments<A>& a, const AnyKeys<A>& source) {
+void check_source_tensors(const char* function, const ForwardCall<A>& call) {
+  const AnyKeys<A>& source = call.problem.keys;
   const KeySourceShape& keys = source.shape();
   check_group(function, "k", keys.width, source.k_type().group);
   check_group(function, "v", keys.value_width, source.v_type().group);
-  check_queries(function, a.q, keys, a.lengths.is_packed());
-  check_out_and_lse(function, a, keys.value_width);
-  check_no_overlap_with_source(function, "out", a.out, source);
-  check_no_overlap_with_source(function, "lse", a.lse, source);
-  check_sinks(function, a.sinks, a.out, a.lse);
+  check_queries(function, call.problem.q, keys, call.problem.lengths.is_packed());
+  if (call.facts.is_example) return;
+  const View<A, 3>& lse = call.result.lse.view();
+  check_out_and_lse(function, call, keys.value_width);
+  check_no_overlap_with_source(function, "out", call.result.out, source);
+  check_no_overlap_with_source(function, "lse", lse, source);
+  check_sinks(function, call.result.sinks, call.result.out, lse);
+}
+
+/// Checks a call that computes a state.
+template <class A>
+void check_partial(const char* function, const ForwardCall<A>& call) {
+  const Result<A>& result = call.result;
+  const CallFacts& facts = call.facts;
+  check_no_lengths(function, call.problem.lengths);
+  check_inputs(function, call.problem.q, call.views.k, call.views.v);
+  if (!result.sinks.empty()) {
+    fail_value(function, "sinks", "have extent", std::ssize(result.sinks),
+               "finish takes the sinks of a state, here it must be", 0);
+  }
+  const StateNames names{"state.shift", "state.sum", "state.o"};
+  check_state(function, names, result.state);
+  check_no_overlap_of_parts(function, names, result.state);
+  const auto check = [&](const char* name, const AnyView& part) {
+    check_result(function, name, part, call.problem.q, call.views.k, call.views.v);
+    check_no_overlap(function, name, part, "q", call.problem.q);
+  };
+  check("state.shift", result.state.shift);
+  check("state.sum", result.state.sum);
+  check("state.o", result.state.o);
+  const auto left_out = [&](const char* name, const AnyView& view) {
+    if (is_given(view))
+      fail_value(function, name, "has rows", view.extent(2), "finish writes it: must be", 0);
+  };
+  left_out("out", result.out);
+  left_out("lse", result.lse.view());
+  check_part(function, "first_key", facts.first_key, call.views.k.extent(2),
+             "leaves no room for k in all_keys,", "all_keys", facts.all_keys);
+  check_query_part(function, call.problem.q, facts);
 }
 
 template <class A>
-bool has_state(const AttentionArguments<A>& a) {
-  return is_given(a.state.shift) || is_given(a.state.sum) || is_given(a.state.o);
+bool has_state(const AttentionState<A>& state) {
+  return is_given(state.shift) || is_given(state.sum) || is_given(state.o);
 }
 
 /// Throws if a call over a source has keys in views, or a state.
 template <class A>
-void check_has_no_views(const char* function, const AttentionArguments<A>& a) {
-  if (is_given(a.k)) fail_format("ssmax::%s: k and keys are given, must be one of them", function);
-  if (is_given(a.v)) fail_format("ssmax::%s: v and keys are given, must be one of them", function);
-  if (has_state(a)) fail_format("ssmax::%s: state is given, a source of keys takes out", function);
+void check_has_no_views(const char* function, const ForwardCall<A>& call) {
+  if (is_given(call.views.k)) fail_format("ssmax::%s: k and keys are given, must be one of them", function);
+  if (is_given(call.views.v)) fail_format("ssmax::%s: v and keys are given, must be one of them", function);
+  if (has_state(call.result.state))
+    fail_format("ssmax::%s: state is given, a source of keys takes out", function);
 }
 
-/// Checks the arguments of a call over a source.
+/// Checks the arguments of a call, but not its policies.
 template <class A>
-void check_arguments(const char* function, const AttentionArguments<A>& a, const AnyKeys<A>& source) {
-  check_has_no_views(function, a);
-  check_source_tensors(function, a, source);
-  check_is_whole(function, a);
-  check_source_lengths(function, a.lengths, a.q, source.shape().batch);
-  check_options(function, CallKind::source, a, a.q.extent(1));
-}
-
-/// Throws if a mask of a call without lengths is given with lengths.
-template <class M>
-void check_mask_takes_lengths(const char* function, const M&, const SequenceLengths& lengths) {
-  if constexpr (refuses_lengths<M>) {
-    if (!lengths.is_given()) return;
-    fail_format("ssmax::%s: the masks Lengths and Documents do not take lengths, given for %td sequences",
-                function, lengths.count());
+void check_arguments(const char* function, const ForwardCall<A>& call) {
+  const Problem<A>& problem = call.problem;
+  if (problem.in_cache) {
+    check_has_no_views(function, call);
+    check_source_tensors(function, call);
+    check_is_whole(function, call.facts);
+    check_source_lengths(function, problem.lengths, problem.q, problem.keys.shape().batch);
+  } else if (has_state(call.result.state)) {
+    check_partial(function, call);
+  } else {
+    check_tensors(function, call);
+    check_is_whole(function, call.facts);
+    check_lengths(function, problem.lengths, problem.q, call.views.k);
+  }
+  check_options(function, problem, call.facts, call.result.sinks, call.result.scaled_sinks);
+  if (call.facts.more_queries_than_keys && !problem.in_cache) {
+    fail_format("ssmax::%s: more_queries_than_keys is true, must be false without a source of keys",
+                function);
   }
 }
 
@@ -253,47 +251,50 @@ void for_each_shape(const Problem<Compute>& problem, const F& f) {
 /// | no | any | O(batch entries) |
 /// | yes | without positions | O(batch entries) |
 /// | yes | with positions | O(queries · heads + keys · kv heads) per batch entry |
-template <class Compute, class P>
-void check_policies(const char* function, const Problem<Compute>& problem, const Rope<Compute>* rope,
-                    const P& variant) {
-  check_mask_takes_lengths(function, variant.mask, problem.lengths);
+template <class Compute>
+void check_policies(const char* function, const Problem<Compute>& problem, const Variant<Compute>& variant) {
+  if (variant.refuses_lengths && problem.lengths.is_given()) {
+    fail_format("ssmax::%s: the masks Lengths and Documents do not take lengths, given for %td sequences",
+                function, problem.lengths.count());
+  }
   for_each_shape(problem, [&](const QueryShape& shape) {
-    check_mask(variant.mask, shape);
-    check_score(variant.score, shape);
-    check_scaling(function, variant.scaling, shape);
+    variant.check_mask(shape);
+    variant.check_logits(function, shape);
   });
-  if (rope == nullptr) return;
+  const RopeTables<Compute>& rope = problem.rope;
+  if (rope.cosine == nullptr) return;
   const index_t key_position = problem.key_position;
   // Larger than every table. Sums of this number and smaller numbers do not overflow.
   constexpr index_t furthest = std::numeric_limits<index_t>::max() / 4;
   if (key_position < -furthest || key_position > furthest) {
     fail_value(function, "key_position", "is", key_position, "positions are at most", furthest);
   }
+  const auto check = [&](const char* name, index_t first, index_t count) {
+    check_rope(function, name, rope, first, count, problem.width());
+  };
   for (index_t batch = 0; batch < problem.sequences(); ++batch) {
     const Sequence sequence = sequence_of(problem, batch);
     const QueryShape& shape = sequence.shape;
-    if (!P::has_positions && !problem.lengths.is_given() && batch > 0 && shape.keys == problem.keys.length(0))
+    if (!variant.has_positions && !problem.lengths.is_given() && batch > 0 &&
+        shape.keys == problem.keys.length(0))
       continue;  // entry 0 was checked
     const index_t first = problem.first_query, queries = sequence.queries;
     if (queries == 0 || shape.keys == 0) continue;
-    const index_t d = problem.width();
     const KeyRange stored = problem.rotates_keys() ? sequence.stored : KeyRange{};
-    if constexpr (P::has_positions) {
-      const index_t first_head = problem.q.first_head(), end_head = problem.q.end_head();
-      for (index_t head = first_head; head < end_head; ++head) {
-        for (index_t i = first; i < first + queries; ++i) {
-          rope->check(function, "q", rope_position(problem, variant, Query{batch, head, i, shape}), 1, d);
-        }
-      }
-      for (index_t head = first_head; head < end_head; head += problem.heads_per_kv_head()) {
-        const Query any{batch, head, 0, shape};
-        for (index_t key = stored.begin; key < stored.end; ++key) {
-          rope->check(function, "k", key_position + detail::key_position(variant.mask, any, key), 1, d);
-        }
-      }
-    } else {
-      if (stored.size() > 0) rope->check(function, "k", key_position + stored.begin, stored.size(), d);
-      rope->check(function, "q", key_position + shape.keys - shape.queries + first, queries, d);
+    if (!variant.has_positions) {
+      if (stored.size() > 0) check("k", key_position + stored.begin, stored.size());
+      check("q", key_position + shape.keys - shape.queries + first, queries);
+      continue;
+    }
+    const index_t first_head = problem.q.first_head(), end_head = problem.q.end_head();
+    for (index_t head = first_head; head < end_head; ++head) {
+      for (index_t i = first; i < first + queries; ++i)
+        check("q", rope_position(problem, variant, Query{batch, head, i, shape}), 1);
+    }
+    for (index_t head = first_head; head < end_head; head += problem.heads_per_kv_head()) {
+      const Query any{batch, head, 0, shape};
+      for (index_t key = stored.begin; key < stored.end; ++key)
+        check("k", key_position + variant.key_position(any, key), 1);
     }
   }
 }
@@ -321,28 +322,25 @@ void check_new_queries(const char* function, const Problem<A>& problem, bool mor
 }
 
 /// Throws if one of the keys `lost` of a sequence is visible to a query.
-template <class M>
-void check_masked(const char* function, const M& mask, index_t batch, const QueryShape& shape,
-                  KeyRange lost) {
+template <class Compute>
+void check_masked(const char* function, const Variant<Compute>& variant, index_t batch,
+                  const QueryShape& shape, KeyRange lost) {
   if (lost.size() <= 0) return;
   for (index_t h = 0; h < shape.heads; ++h) {
     for (index_t i = 0; i < shape.queries; ++i) {
-      const Query query{batch, h, i, shape};
-      const KeyRange keys = visible_keys(mask, query);
-      const KeyRange both{std::max(keys.begin, lost.begin), std::min(keys.end, lost.end)};
-      if (both.size() <= 0) continue;
-      if (const index_t key = first_visible(mask, query, both); key < both.end) {
-        fail_format("ssmax::%s: mask shows key %td, k no longer stores keys [%td, %td)", function, key,
-                    lost.begin, lost.end);
-      }
+      const index_t key = variant.first_visible(Query{batch, h, i, shape}, lost);
+      if (key == lost.end) continue;
+      fail_format("ssmax::%s: mask shows key %td, k no longer stores keys [%td, %td)", function, key,
+                  lost.begin, lost.end);
     }
   }
 }
 
 /// Throws unless a source still stores all keys that are visible to the queries. Calls the mask's members O(queries)
 /// times. Exception: a mask with `sees` and without `run` is called for each key that the source has forgotten.
-template <class Compute, class M>
-void check_stored_keys(const char* function, const Problem<Compute>& problem, const M& mask) {
+template <class Compute>
+void check_stored_keys(const char* function, const Problem<Compute>& problem,
+                       const Variant<Compute>& variant) {
   for (index_t b = 0; b < problem.sequences(); ++b) {
     const Sequence sequence = sequence_of(problem, b);
     const QueryShape& shape = sequence.shape;
@@ -352,9 +350,9 @@ void check_stored_keys(const char* function, const Problem<Compute>& problem, co
     check_equal(function, "k", "stores keys up to", stored.end, "the length is", shape.keys);
     if (stored.begin < 0 || stored.begin > stored.end)
       fail_value(function, "k", "stores keys from", stored.begin, "must be within 0 and", stored.end);
-    check_masked(function, mask, b, shape, {0, stored.begin});
+    check_masked(function, variant, b, shape, {0, stored.begin});
     const KeyRange forgotten = problem.keys.forgotten(b);
-    check_masked(function, mask, b, shape, {std::max(forgotten.begin, stored.begin), forgotten.end});
+    check_masked(function, variant, b, shape, {std::max(forgotten.begin, stored.begin), forgotten.end});
   }
 }
 

@@ -11,18 +11,17 @@
 #include "../work/driver.hpp"
 #include "../work/same_memory.hpp"
 #include "build.hpp"
+#include "open.hpp"
 
 SSMAX_BEGIN_DETAIL
 
 /// A plan: the work list of its calls. Owns the lengths of the sequences. Arguments is the type of the example that a
 /// plan is made of.
-template <class A, class M, class Arguments>
+template <class A, class Arguments>
 class PlanState {
  public:
-  const M mask;
-
-  PlanState(const char* function, const M& a_mask, const Arguments& example, index_t threads)
-      : mask(a_mask), options_(example), threads_(std::min(threads, max_concurrency)) {
+  PlanState(const char* function, const Arguments& example, index_t threads)
+      : options_(example), threads_(std::min(threads, max_concurrency)) {
     if (threads < 1) fail_value(function, "max_threads", "is", threads, "must be at least", 1);
     options_.workspace = nullptr;
     options_.explanation = nullptr;
@@ -31,9 +30,10 @@ class PlanState {
     for (const index_t number : lengths.keys()) keys_.push_back(number);
     options_.lengths = lengths.in(queries_, keys_);
     // Checks of an example read no element, so its tensors may be null.
-    options_.q.point_to_any();
-    options_.k.point_to_any();
-    options_.v.point_to_any();
+    for (Rows* tensor : {static_cast<Rows*>(&options_.q), static_cast<Rows*>(&options_.k),
+                         static_cast<Rows*>(&options_.v)}) {
+      if (is_given(*tensor)) tensor->point_to_any();
+    }
   }
   PlanState(const PlanState&) = delete;
   PlanState& operator=(const PlanState&) = delete;
@@ -85,10 +85,7 @@ class PlanState {
     leave_out("rope", a.rope != nullptr);
     leave_out("key_position", a.key_position != 0);
     leave_out("workspace", a.workspace != nullptr);
-    leave_out("float_products", a.float_products);
-    leave_out("rounded_rotation", a.rounded_rotation);
-    leave_out("batch_invariant", a.batch_invariant);
-    leave_out("scaled_sinks", a.scaled_sinks);
+    for_each_flag(a, leave_out);
     leave_out("lengths", a.lengths.is_given());
     leave_out("explanation", a.explanation != nullptr);
     Arguments all = options_;
@@ -118,15 +115,6 @@ void check_shared_keys(const char* function, const WorkList<A>& list, const Prob
       "ssmax::%s: sequence %td of the source does not have the keys in common with others that the plan "
       "found. Make a plan with this source",
       function, sequence);
-}
-
-/// Checks a scaling and a score of a bound call.
-template <class A, class V>
-void check_bound(const char* function, const Problem<A>& problem, const V& variant) {
-  for_each_shape(problem, [&](const QueryShape& shape) {
-    check_score(variant.score, shape);
-    check_scaling(function, variant.scaling, shape);
-  });
 }
 
 /// The properties of a source that a plan depends on.
@@ -188,91 +176,63 @@ class PlannedSource {
 };
 
 /// A plan of the forward.
-template <class A, class M>
-class ForwardPlan : public PlanState<A, M, AttentionArguments<A>> {
-  using Base = PlanState<A, M, AttentionArguments<A>>;
+template <class A>
+class ForwardPlan : public PlanState<A, AttentionArguments<A>> {
+  using Base = PlanState<A, AttentionArguments<A>>;
   using Base::options_;
 
  public:
-  ForwardPlan(const AttentionArguments<A>& example, index_t threads, const M& a_mask, bool has_mask)
-      : Base("Plan", a_mask, example, threads), is_over_source_(example.keys.is_given()) {
-    const char* const function = "Plan";
-    const Softmax softmax;
-    const Identity identity;
-    const UserVariant<A, Softmax, M, Identity> variant(softmax, this->mask, identity);
-    check_takes_no_state(function, example);
-    ViewKeys<A> views{};
-    Problem<A> problem{};
-    if (is_over_source_) {
-      check_has_no_views(function, example);
-      const AnyKeys<A> source = example.keys.refer();
-      source_ = PlannedSource<A>(source);
-      check_queries(function, options_.q, source.shape(), options_.lengths.is_packed());
-      check_source_lengths(function, options_.lengths, options_.q, source.shape().batch);
-      problem = make_source_problem<M, A>(function, options_.q, source, options_);
-    } else {
-      check_inputs(function, options_.q, options_.k, options_.v);
-      check_lengths(function, options_.lengths, options_.q, options_.k);
-      views = keys_of(options_);
-      problem = make_views_problem(function, options_, views);
-    }
+  /// `variant` has the mask of the plan.
+  ForwardPlan(const AttentionArguments<A>& example, index_t threads, const Variant<A>& variant, bool has_mask)
+      : Base("Plan", example, threads), is_over_source_(example.keys.is_given()) {
+    options_.out = {};
+    options_.lse = {};
+    ForwardCall<A> call{};
+    build_call("Plan", options_, example.keys, call);
+    call.facts.has_mask = has_mask;
+    call.facts.is_example = true;
+    check_takes_no_state("Plan", call);
+    if (is_over_source_) source_ = PlannedSource<A>(call.problem.keys);
+    compiled::open_call(call, variant);
     options_.keys = {};
-    check_options(function, is_over_source_ ? CallKind::source : CallKind::views, options_,
-                  options_.q.extent(1));
-    check_is_whole(function, options_);
-    check_policies(function, problem, options_.rope, variant);
-    if (is_over_source_) {
-      check_new_queries(function, problem, options_.more_queries_than_keys, has_mask);
-      check_stored_keys(function, problem, this->mask);
-    }
-    this->plan(*options_.q.functions(), problem, variant);
+    this->plan(*options_.q.functions(), call.problem, variant);
   }
 
-  void run(const Problem<A>& problem, const Variant<A>& variant, const Result<A>& result,
-           std::span<std::byte> memory, const AnyExecutor& executor) const {
-    compiled::run_list(this->list(), problem, variant, result, this->checked(memory), executor);
+  void run(const ForwardCall<A>& call, const Variant<A>& variant, std::span<std::byte> memory,
+           const AnyExecutor& executor) const {
+    compiled::run_list(this->list(), call.problem, variant, call.result, this->checked(memory), executor);
   }
 
-  /// Checks the tensors of a call, and returns its arguments without the source.
-  AttentionArguments<A> arguments(const char* function, const AttentionArguments<A>& a) const {
+  /// Opens a call of the plan. `keys` are those of the arguments, and must outlive the call.
+  void bind(const AttentionArguments<A>& a, const Keys<A>& keys, const Variant<A>& variant,
+            ForwardCall<A>& call) const {
+    const char* const function = "Plan::bind";
     if (a.keys.is_given() != is_over_source_) {
       fail_format("ssmax::%s: the plan was made for %s", function,
                   is_over_source_ ? "a source of keys" : "keys in views");
     }
-    AttentionArguments<A> all = this->with_options(function, a);
-    check_takes_no_state(function, a);
-    check_is_whole(function, a);
-    if (a.rotate_source_keys || a.more_queries_than_keys)
-      fail_format("ssmax::%s: rotate_source_keys and more_queries_than_keys are the plan's: leave them out",
-                  function);
+    build_call("Plan", this->with_options(function, a), keys, call);
+    check_takes_no_state(function, call);
+    check_is_whole(function, facts_of(a));
     Base::check_planned(function, "q", a.q, options_.q);
     if (is_over_source_) {
-      check_has_no_views(function, a);
-      const AnyKeys<A> source = a.keys.refer();
-      source_.check(function, source);
-      check_source_tensors(function, all, source);
+      check_has_no_views(function, call);
+      source_.check(function, call.problem.keys);
+      check_source_tensors(function, call);
     } else {
       Base::check_planned(function, "k", a.k, options_.k);
       Base::check_planned(function, "v", a.v, options_.v);
-      check_tensors(function, all);
+      check_tensors(function, call);
     }
-    return all;
-  }
-  /// Returns the problem of a call. `keys` is its source, or `views` its keys. They must outlive the result.
-  Problem<A> problem(const char* function, const AttentionArguments<A>& all, const Keys<A>& keys,
-                     const ViewKeys<A>& views) const {
-    if (!is_over_source_) {
-      return make_views_problem("Plan", all, views);
-    }
-    const AnyKeys<A> source = keys.refer();
-    const Problem<A> problem = make_source_problem<M, A>("Plan", all.q, source, all);
-    if (!source_.has_layout(source)) check_shared_keys(function, this->list(), problem);
-    return problem;
+    complete(call, variant);
+    if (is_over_source_ && !source_.has_layout(call.problem.keys))
+      check_shared_keys(function, this->list(), call.problem);
+    for_each_shape(call.problem, [&](const QueryShape& shape) { variant.check_logits(function, shape); });
   }
 
  private:
-  static void check_takes_no_state(const char* function, const AttentionArguments<A>& a) {
-    if (has_state(a)) fail_format("ssmax::%s: state is given, a plan takes out", function);
+  static void check_takes_no_state(const char* function, const ForwardCall<A>& call) {
+    if (has_state(call.result.state)) fail_format("ssmax::%s: state is given, a plan takes out", function);
   }
 
   bool is_over_source_;

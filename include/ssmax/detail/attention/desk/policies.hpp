@@ -77,6 +77,10 @@ auto& pick(D& otherwise, First& first, Rest&... rest) {
 template <class Kind, class D, class... P>
 using Picked = std::remove_cvref_t<decltype(pick<Kind>(std::declval<D&>(), std::declval<P&>()...))>;
 
+inline constexpr Softmax default_scaling{};
+inline constexpr Full default_mask{};
+inline constexpr Identity default_score{};
+
 /// The policies of a call, with the default of each kind that is not given. Refers to the arguments of the call.
 template <class... P>
 struct Policies {
@@ -91,9 +95,6 @@ struct Policies {
         score(pick<IsScore>(default_score, policies...)),
         executor(AnyExecutor(pick<IsExecutor>(default_executor, policies...))) {}
 
-  static constexpr Softmax default_scaling{};
-  static constexpr Full default_mask{};
-  static constexpr Identity default_score{};
   Serial default_executor{};
   const S& scaling;
   const M& mask;

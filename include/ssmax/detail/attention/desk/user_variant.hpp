@@ -17,16 +17,18 @@ SSMAX_BEGIN_DETAIL
 template <class Compute, class S, class M, class C, class Interface = Variant<Compute>>
 class UserVariant : public Interface {
  public:
-  using MaskType = M;
-  static constexpr bool has_positions = defines_positions<M>;
-
   const S& scaling;
   const M& mask;
   const C& score;
 
   UserVariant(const S& a_scaling, const M& a_mask, const C& a_score)
-      : Interface(!std::same_as<C, Identity>, detail::has_predicate<M>, detail::has_run<M>,
-                  same_keys<M> && detail::depends_on_size_only<S>),
+      : Interface(VariantFacts{.has_score = !std::same_as<C, Identity>,
+                               .has_predicate = detail::has_predicate<M>,
+                               .has_runs = detail::has_run<M>,
+                               .shows_same_keys = same_keys<M> && detail::depends_on_size_only<S>,
+                               .has_positions = defines_positions<M>,
+                               .rotated_to_positions = detail::rotated_to_positions<M>,
+                               .refuses_lengths = detail::refuses_lengths<M>}),
         scaling(a_scaling),
         mask(a_mask),
         score(a_score) {}
@@ -154,6 +156,19 @@ class UserVariant : public Interface {
       }
       memory.kernels.mask_logits(logits.s, keys.size(), first, last);
     }
+  }
+
+  void check_mask(const QueryShape& shape) const override { detail::check_mask(mask, shape); }
+  void check_logits(const char* function, const QueryShape& shape) const override {
+    check_score(score, shape);
+    check_scaling(function, scaling, shape);
+  }
+  index_t first_visible(const Query& query, KeyRange range) const override {
+    const KeyRange keys = visible_keys(mask, query);
+    const KeyRange both{std::max(keys.begin, range.begin), std::min(keys.end, range.end)};
+    if (both.size() <= 0) return range.end;
+    const index_t key = detail::first_visible(mask, query, both);
+    return key < both.end ? key : range.end;
   }
 
  protected:

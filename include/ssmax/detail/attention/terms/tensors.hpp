@@ -193,6 +193,7 @@ class RowNumbers {
       : numbers_(numbers), first_head_(first_head) {}
 
   SSMAX_INLINE constexpr bool is_given() const { return numbers_.data_handle() != nullptr; }
+  SSMAX_INLINE constexpr const View<T, 3>& view() const { return numbers_; }
   SSMAX_INLINE constexpr T& operator()(index_t batch, index_t head, index_t row) const {
     return numbers_(batch, head - first_head_, row);
   }

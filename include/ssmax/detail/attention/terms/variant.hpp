@@ -72,14 +72,20 @@ struct Hull {
   SSMAX_INLINE bool masks(KeyRange block) const { return block.begin < all.begin || block.end > all.end; }
 };
 
-template <class Compute>
-class Variant {
- public:
+/// What the types of mask, scaling and score function say.
+struct VariantFacts {
   const bool has_score;
-  const bool has_predicate;    // some keys of a query's range may be masked
-  const bool has_runs;         // such a mask gives its runs, so that `sees` is not called per logit
-  const bool shows_same_keys;  // all queries of a batch entry and head have the same visible keys and c
+  const bool has_predicate;         // some keys of a query's range may be masked
+  const bool has_runs;              // such a mask gives its runs, so that `sees` is not called per logit
+  const bool shows_same_keys;       // all queries of a batch entry and head have the same visible keys and c
+  const bool has_positions;         // the mask defines positions
+  const bool rotated_to_positions;  // as the mask's member
+  const bool refuses_lengths;       // the mask counts the rows of a call without lengths
+};
 
+template <class Compute>
+class Variant : public VariantFacts {
+ public:
   Variant(const Variant&) = delete;
   Variant& operator=(const Variant&) = delete;
 
@@ -112,9 +118,16 @@ class Variant {
   /// Sets the logits of masked keys to -inf.
   virtual void mask_runs(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const = 0;
 
+  // Checks call the functions below.
+  /// Throws unless the mask fits.
+  virtual void check_mask(const QueryShape& shape) const = 0;
+  /// Throws unless scaling and score function fit.
+  virtual void check_logits(const char* function, const QueryShape& shape) const = 0;
+  /// Returns the first key of a range that is visible to a query, or the end of the range.
+  virtual index_t first_visible(const Query& query, KeyRange range) const = 0;
+
  protected:
-  SSMAX_INLINE Variant(bool scores, bool predicates, bool runs, bool same_keys)
-      : has_score(scores), has_predicate(predicates), has_runs(runs), shows_same_keys(same_keys) {}
+  SSMAX_INLINE explicit Variant(const VariantFacts& facts) : VariantFacts(facts) {}
   SSMAX_INLINE ~Variant() = default;
 };
 
@@ -151,8 +164,7 @@ class GradientVariant : public Variant<Compute> {
   virtual Sharing sharing(const QueryShape& shape) const = 0;
 
  protected:
-  SSMAX_INLINE GradientVariant(bool scores, bool predicates, bool runs, bool same_keys)
-      : Variant<Compute>(scores, predicates, runs, same_keys) {}
+  SSMAX_INLINE explicit GradientVariant(const VariantFacts& facts) : Variant<Compute>(facts) {}
   SSMAX_INLINE ~GradientVariant() = default;
 };
 
