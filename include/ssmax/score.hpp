@@ -35,7 +35,6 @@
 #include "fast_path.hpp"
 #include "kept_span.hpp"
 #include "key.hpp"
-#include "lanes.hpp"
 #include "query.hpp"
 #include "view.hpp"
 
