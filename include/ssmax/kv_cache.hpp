@@ -4,7 +4,7 @@
 ///     KvCache<bfloat16> cache({.batch = 1, .kv_heads = 2, .width = 64, .capacity = 32'768});
 ///     cache.append(k_new, v_new, &rope);                        // rotated to their positions, then stored
 ///
-/// Storage is float, double, half, bfloat16, a type of 8 bits (eight_bit.hpp), Q8_0 (q8_0.hpp), or a type of your
+/// Storage is float, double, half, bfloat16, a type of 8 bits or Q8_0 (eight_bit.hpp), or a type of your
 /// own (storage.hpp). append rounds to nearest even. Exception: Q8_0 rounds as ggml does. KvCache<K, V> stores keys as
 /// K and values as V. Each sequence of the batch has its own length.
 ///

@@ -1,7 +1,6 @@
 // Draws cases of sequences.
 #include <ssmax/attention.hpp>
 #include <ssmax/eight_bit.hpp>
-#include <ssmax/q8_0.hpp>
 #include <ssmax/tree_mask.hpp>
 
 #include "kinds.hpp"
