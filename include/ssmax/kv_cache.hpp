@@ -98,7 +98,7 @@ class KvCache {
   /// their positions. Throws std::invalid_argument if an extent does not fit or the cache is full. The cache is then
   /// unchanged.
   ///
-  /// `offsets` [new] or [batch, new] are for candidates of a Tree (tree_mask.hpp): the rope rotates new key i to
+  /// `offsets` [new] or [batch, new] are for candidates of a Tree (mask_runs.hpp): the rope rotates new key i to
   /// position length(b) + offsets[i] instead of length(b) + i.
   void append(View<const Compute, 4> k, View<const Compute, 4> v, const Rope<Compute>* rope = nullptr,
               Integers counts = {}, Integers offsets = {}) {
@@ -130,7 +130,7 @@ class KvCache {
   }
 
   /// Keeps the first `length` keys of sequence b and the keys `kept`, in place of all keys from `length` on. For
-  /// example the accepted branch of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated
+  /// example the accepted branch of a Tree (mask_runs.hpp). Key kept[i] becomes key length + i and is not rotated
   /// again. Throws std::invalid_argument unless `kept` rises from `length` on and each key is stored. Throws
   /// std::invalid_argument if the ring has overwritten keys of the sequence.
   void keep(index_t b, index_t length, Integers kept) {

@@ -14,7 +14,7 @@
 ///
 /// A Bias of -inf gives a key the weight 0. All score functions keep a logit of -inf. The key still counts in n,
 /// which comes from the mask, and NaN in the key or its value still reaches the result. Exception: with the mask
-/// MatrixMask (mask_matrix.hpp), the key does not count and its NaN does not matter.
+/// MatrixMask (mask.hpp), the key does not count and its NaN does not matter.
 #pragma once
 
 #include <algorithm>

@@ -32,6 +32,5 @@
 #include "spmd.hpp"
 #include "storage.hpp"
 #include "target.hpp"
-#include "tree_mask.hpp"
 #include "view.hpp"
 #include "workspace.hpp"
