@@ -25,7 +25,6 @@
 
 #include "detail/checks/views.hpp"
 #include "detail/memory/stored_rows.hpp"
-#include "kept_span.hpp"
 #include "key_source.hpp"
 #include "rope.hpp"
 #include "view.hpp"

@@ -41,7 +41,6 @@
 #include "detail/checks/error.hpp"
 #include "detail/checks/matrix.hpp"
 #include "half.hpp"
-#include "kept_span.hpp"
 #include "query.hpp"
 #include "view.hpp"
 

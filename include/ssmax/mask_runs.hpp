@@ -39,7 +39,6 @@
 #include "detail/checks/error.hpp"
 #include "detail/checks/views.hpp"
 #include "detail/memory/bits.hpp"
-#include "kept_span.hpp"
 #include "mask.hpp"
 #include "query.hpp"
 #include "view.hpp"

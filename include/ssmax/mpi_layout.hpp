@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "detail/checks/error.hpp"
-#include "kept_span.hpp"
+#include "view.hpp"
 
 SSMAX_BEGIN_CODE
 namespace mpi {

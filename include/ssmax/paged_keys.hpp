@@ -87,7 +87,6 @@
 
 #include "detail/checks/key_storage.hpp"
 #include "detail/checks/views.hpp"
-#include "kept_span.hpp"
 #include "key_source.hpp"
 #include "view.hpp"
 

@@ -33,7 +33,6 @@
 #include "detail/checks/views.hpp"
 #include "detail/kernels/scores.hpp"
 #include "fast_path.hpp"
-#include "kept_span.hpp"
 #include "key.hpp"
 #include "query.hpp"
 #include "view.hpp"

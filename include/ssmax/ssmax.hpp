@@ -13,7 +13,6 @@
 #include "explain.hpp"
 #include "half.hpp"
 #include "heads_view.hpp"
-#include "kept_span.hpp"
 #include "key_source.hpp"
 #include "keys.hpp"
 #include "kv_cache.hpp"
