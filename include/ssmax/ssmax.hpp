@@ -14,7 +14,6 @@
 #include "half.hpp"
 #include "heads_view.hpp"
 #include "key_source.hpp"
-#include "keys.hpp"
 #include "kv_cache.hpp"
 #include "mask.hpp"
 #include "mask_runs.hpp"
