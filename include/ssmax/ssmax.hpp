@@ -17,7 +17,6 @@
 #include "kv_cache.hpp"
 #include "mask.hpp"
 #include "mask_runs.hpp"
-#include "online_softmax.hpp"
 #include "paged_keys.hpp"
 #include "paged_kv_cache.hpp"
 #include "plan.hpp"
