@@ -68,8 +68,8 @@
 /// Indices may repeat, in any order. Entries beyond the length are not read.
 ///
 /// n and positions count the entries of the list: a query that sees all entries has n = lengths[b]. For another n, such
-/// as the length of the whole sequence, compute the multipliers and pass them by PerQuery (scaling_per_query.hpp). Keys
-/// must be rotated before they are stored.
+/// as the length of the whole sequence, compute the multipliers and pass them by PerQuery (scaling_of_queries.hpp).
+/// Keys must be rotated before they are stored.
 ///
 /// Results are bit-identical to those over a KvCache of the same keys.
 ///
