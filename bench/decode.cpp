@@ -14,7 +14,6 @@
 #include <ssmax/execution.hpp>
 #include <ssmax/kv_cache.hpp>
 #include <ssmax/paged_keys.hpp>
-#include <ssmax/q8_0.hpp>
 #include <ssmax/target.hpp>
 #include <string>
 #include <utility>

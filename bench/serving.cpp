@@ -15,7 +15,6 @@
 #include <ssmax/kv_cache.hpp>
 #include <ssmax/mask_runs.hpp>
 #include <ssmax/paged_kv_cache.hpp>
-#include <ssmax/tree_mask.hpp>
 #include <string>
 #include <type_traits>
 #include <utility>

@@ -5,7 +5,7 @@
 #include <memory>
 #include <random>
 #include <ssmax/half.hpp>
-#include <ssmax/mask_matrix.hpp>
+#include <ssmax/mask.hpp>
 #include <string>
 #include <vector>
 

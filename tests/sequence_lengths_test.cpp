@@ -4,7 +4,7 @@
 #include "sequence_lengths_problem.hpp"
 
 #include <set>
-#include <ssmax/scaling_per_query.hpp>
+#include <ssmax/scaling_of_queries.hpp>
 
 #include "catch.hpp"
 #include "refusal.hpp"

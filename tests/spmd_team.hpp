@@ -1,7 +1,7 @@
 // A team of threads, as a program has it that owns its threads.
 #pragma once
 
-#include <ssmax/spmd.hpp>
+#include <ssmax/execution.hpp>
 #include <thread>
 #include <vector>
 

@@ -1,6 +1,6 @@
 // Teams of the program's own threads: every call once, by all threads, call after call, exceptions, late helpers.
 
-#include <ssmax/spmd.hpp>
+#include <ssmax/execution.hpp>
 
 #include <algorithm>
 #include <atomic>

@@ -91,7 +91,7 @@
 /// | `rotate_source_keys` | rotates q and keys in the call as for views, with key_position and the mask's positions |
 ///
 /// The default ignores positions that a mask restarts, as Documents does. Exception: under a mask with
-/// `rotated_to_positions` (query.hpp), such as Tree (tree_mask.hpp), the call rotates q to the mask's positions.
+/// `rotated_to_positions` (query.hpp), such as Tree (mask_runs.hpp), the call rotates q to the mask's positions.
 ///
 /// **Over a range of the keys**, with `state`: the call writes a state of every query in place of out and lse. Merge
 /// the state with states over the other keys (attention_state.hpp). The mask and the score function receive indices

@@ -44,7 +44,6 @@
 #include "detail/rows/cross_entropy.hpp"
 #include "detail/rows/fill.hpp"
 #include "execution.hpp"
-#include "kept_span.hpp"
 #include "view.hpp"
 
 /// @addtogroup cross_entropy

@@ -4,7 +4,7 @@
 ///     KvCache<bfloat16> cache({.batch = 1, .kv_heads = 2, .width = 64, .capacity = 32'768});
 ///     cache.append(k_new, v_new, &rope);                        // rotated to their positions, then stored
 ///
-/// Storage is float, double, half, bfloat16, a type of 8 bits (eight_bit.hpp), Q8_0 (q8_0.hpp), or a type of your
+/// Storage is float, double, half, bfloat16, a type of 8 bits or Q8_0 (eight_bit.hpp), or a type of your
 /// own (storage.hpp). append rounds to nearest even. Exception: Q8_0 rounds as ggml does. KvCache<K, V> stores keys as
 /// K and values as V. Each sequence of the batch has its own length.
 ///
@@ -25,7 +25,6 @@
 
 #include "detail/checks/views.hpp"
 #include "detail/memory/stored_rows.hpp"
-#include "kept_span.hpp"
 #include "key_source.hpp"
 #include "rope.hpp"
 #include "view.hpp"
@@ -98,7 +97,7 @@ class KvCache {
   /// their positions. Throws std::invalid_argument if an extent does not fit or the cache is full. The cache is then
   /// unchanged.
   ///
-  /// `offsets` [new] or [batch, new] are for candidates of a Tree (tree_mask.hpp): the rope rotates new key i to
+  /// `offsets` [new] or [batch, new] are for candidates of a Tree (mask_runs.hpp): the rope rotates new key i to
   /// position length(b) + offsets[i] instead of length(b) + i.
   void append(View<const Compute, 4> k, View<const Compute, 4> v, const Rope<Compute>* rope = nullptr,
               Integers counts = {}, Integers offsets = {}) {
@@ -130,7 +129,7 @@ class KvCache {
   }
 
   /// Keeps the first `length` keys of sequence b and the keys `kept`, in place of all keys from `length` on. For
-  /// example the accepted branch of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated
+  /// example the accepted branch of a Tree (mask_runs.hpp). Key kept[i] becomes key length + i and is not rotated
   /// again. Throws std::invalid_argument unless `kept` rises from `length` on and each key is stored. Throws
   /// std::invalid_argument if the ring has overwritten keys of the sequence.
   void keep(index_t b, index_t length, Integers kept) {

@@ -102,7 +102,6 @@
 #include "detail/mpi/row_gradient_sums.hpp"
 #include "detail/mpi/spread_keys.hpp"
 #include "kv_cache.hpp"
-#include "mpi_communicator.hpp"
 #include "mpi_layout.hpp"
 
 SSMAX_BEGIN_CODE

@@ -38,7 +38,6 @@
 
 #include "detail/checks/views.hpp"
 #include "detail/memory/stored_rows.hpp"
-#include "kept_span.hpp"
 #include "key_source.hpp"
 #include "rope.hpp"
 #include "view.hpp"
@@ -199,7 +198,7 @@ class PagedKvCache {
   }
 
   /// Keeps the first `length` keys of sequence `id` and the keys `kept`, in place of all keys from `length` on. For
-  /// example the accepted branch of a Tree (tree_mask.hpp). Key kept[i] becomes key length + i and is not rotated
+  /// example the accepted branch of a Tree (mask_runs.hpp). Key kept[i] becomes key length + i and is not rotated
   /// again. Throws std::invalid_argument unless `kept` rises from `length` on and each key is stored. Throws
   /// PagedKvCacheFull if too few pages are free. The cache is then unchanged.
   void keep(index_t id, index_t length, Integers kept) {
@@ -240,7 +239,7 @@ class PagedKvCache {
   /// in its sequence. Throws std::invalid_argument if an argument does not fit, and PagedKvCacheFull if too few pages
   /// are free. The cache is then unchanged.
   ///
-  /// `offsets` [tokens] are for candidates of a Tree (tree_mask.hpp): the rope rotates token t to the position L +
+  /// `offsets` [tokens] are for candidates of a Tree (mask_runs.hpp): the rope rotates token t to the position L +
   /// offsets[t]. L is the length of its sequence before the call.
   void append(View<const Compute, 3> k, View<const Compute, 3> v, Integers sequences,
               const Rope<Compute>* rope = nullptr, Integers offsets = {}) {

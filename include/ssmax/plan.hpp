@@ -17,7 +17,31 @@
 /// | run | size of the memory | no allocation |
 ///
 /// Results are bit-identical to those of `attention`, with any executor and any number of threads. Over a source, make
-/// a new plan for each step, because the lengths of the sequences change. plan_backward.hpp has plans of the backward.
+/// a new plan for each step, because the lengths of the sequences change. BackwardPlan plans the backward.
+
+/// @defgroup plan_backward Plans of the backward (plan.hpp)
+/// @ingroup plan
+/// A plan for calls of attention_backward that differ only in tensors and parameters, such as the layers of a model.
+///
+///     const auto scaling = [](Layer& layer) { return SSMax{layer.s, layer.b}.gradient(layer.ds, layer.db); };
+///     const BackwardPlan plan({.q = q, .k = k, .v = v, .out = out, .lse = lse, .rope = &rope},
+///                             {.dout = dout, .dq = dq, .dk = dk, .dv = dv}, pool.concurrency(), Causal{},
+///                             scaling(layers[0]));
+///     Workspace workspace;
+///     const std::span memory(workspace.reserve(plan.bytes()), plan.bytes());  // or memory of your own
+///     for (Layer& layer : layers) {
+///       plan.bind({.q = layer.q, .k = layer.k, .v = layer.v, .out = layer.out, .lse = layer.lse},
+///                 {.dout = layer.dout, .dq = layer.dq, .dk = layer.dk, .dv = layer.dv}, scaling(layer))
+///           .run(memory, pool);
+///     }
+///
+/// | step | checks | cost |
+/// |---|---|---|
+/// | plan | shapes, mask, scaling, score, lengths of the sequences, positions of the rope | O(queries + keys + sequences) |
+/// | bind | the checks of attention_backward, extents against the plan's, memory against the plan's | as its checks |
+/// | run | size of the memory | no allocation |
+///
+/// Results are bit-identical to those of `attention_backward`, with any executor and any number of threads.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +49,7 @@
 #include <vector>
 
 #include "attention.hpp"
+#include "attention_backward.hpp"
 #include "detail/attention/desk/plan.hpp"
 
 /// @addtogroup plan
@@ -146,6 +171,160 @@ template <class A>
 Plan(const AttentionArguments<A>&, index_t) -> Plan<A, Full>;
 template <class A, class M>
 Plan(const AttentionArguments<A>&, index_t, const M&) -> Plan<A, M>;
+/// @endcond
+
+SSMAX_END
+/// @}
+
+SSMAX_BEGIN_DETAIL
+
+/// A plan of the backward.
+template <class A>
+class GradientPlan : public PlanState<A, BackwardArguments<A>> {
+  using Base = PlanState<A, BackwardArguments<A>>;
+  using Base::options_;
+
+ public:
+  /// `variant` has the mask of the plan, and examples of a scaling and a score.
+  GradientPlan(const BackwardArguments<A>& example, const AttentionGradients<A>& gradients, index_t threads,
+               const GradientVariant<A>& variant)
+      : Base("BackwardPlan", example, threads),
+        functions_(*gradients.dout.functions()),
+        accumulates_(gradients.accumulate),
+        keeps_sums_(variant.wants_gradients() || !example.sinks.empty()) {
+    A dsink{};
+    AttentionGradients<A> of_plan = gradients;
+    of_plan.dsinks = example.sinks.empty() ? std::span<A>() : std::span<A>(&dsink, 1);
+    BackwardCall<A> call{};
+    build_call("BackwardPlan", options_, of_plan, call);
+    call.facts.is_example = true;
+    compiled::open_call(call, variant);
+    this->plan(functions_, call.problem, variant);
+    sharing_ = variant.sharing(longest_shape(call.problem.forward));
+  }
+
+  void run(const BackwardCall<A>& call, const GradientVariant<A>& variant, std::span<std::byte> memory,
+           const AnyExecutor& executor) const {
+    functions_.run_list(this->list(), call.problem, variant, this->checked(memory), executor);
+  }
+
+  /// Opens a call of the plan.
+  void bind(const BackwardArguments<A>& a, const AttentionGradients<A>& g, const GradientVariant<A>& variant,
+            BackwardCall<A>& call) const {
+    const char* const function = "BackwardPlan::bind";
+    Base::check_planned(function, "q", a.q, options_.q);
+    Base::check_planned(function, "k", a.k, options_.k);
+    Base::check_planned(function, "v", a.v, options_.v);
+    if (g.dout.functions() != &functions_ && is_given(g.dout))
+      fail_format("ssmax::%s: dout is stored in another type than the plan's", function);
+    if (g.accumulate && !accumulates_)
+      fail_format("ssmax::%s: accumulate is true, the plan has no memory for it", function);
+    if (!g.dsinks.empty() && !keeps_sums_)
+      fail_format("ssmax::%s: dsinks are given, the plan has no memory for them", function);
+    build_call(function, this->with_options(function, a), g, call);
+    compiled::open_call(call, variant);
+    if (variant.sharing(longest_shape(call.problem.forward)) > sharing_) {
+      fail_format("ssmax::%s: gradients of the score are shared by more heads than those of the plan's score",
+                  function);
+    }
+  }
+
+ private:
+  const BackwardFunctions<A>& functions_;
+  bool accumulates_, keeps_sums_;
+  Sharing sharing_{};
+};
+
+SSMAX_END
+
+/// @addtogroup plan_backward
+/// @{
+SSMAX_BEGIN_CODE
+
+/// A planned backward pass with its tensors, scaling and score. `bind` of a plan returns it. The plan and the tensors
+/// must outlive it. It keeps scaling and score.
+template <class A, class S, class M, class C>
+class BoundBackward {
+ public:
+  /// Not copied.
+  BoundBackward(const BoundBackward&) = delete;
+  /// Not copied.
+  BoundBackward& operator=(const BoundBackward&) = delete;
+
+  /// Computes the gradients. May be called any number of times. `memory` must begin at a multiple of 64 bytes and have
+  /// at least `bytes()` bytes of the plan. The executor may have any number of threads: the call uses at most the
+  /// planned number. Throws std::invalid_argument before the first write if the memory does not fit, or if the active
+  /// target is another one than when the plan was made.
+  template <class E = Serial>
+  requires Executor<E>
+  void run(std::span<std::byte> memory, E&& executor = E{}) const {
+    plan_.run(call_, variant_, memory, detail::AnyExecutor(executor));
+  }
+
+  /// @cond
+  BoundBackward(const detail::GradientPlan<A>& plan, const M& mask, const BackwardArguments<A>& a,
+                const AttentionGradients<A>& g, const S& scaling, const C& score)
+      : plan_(plan), scaling_(scaling), score_(score), variant_(scaling_, mask, score_) {
+    plan_.bind(a, g, variant_, call_);
+  }
+  /// @endcond
+
+ private:
+  const detail::GradientPlan<A>& plan_;
+  const S scaling_;
+  const C score_;
+  const detail::UserGradientVariant<A, S, M, C> variant_;
+  shared::BackwardCall<A> call_{};
+};
+
+/// A plan of backward passes with tensors and policies like those of an example. It keeps the options of the example
+/// and the lengths of the sequences. Other spans and the rope must outlive it. A plan is not copied.
+template <class A = float, class S = Softmax, class M = Full, class C = Identity>
+class BackwardPlan {
+ public:
+  /// Plans calls on at most `max_threads` threads. The plan reads extents and storage types of the example's tensors.
+  /// The tensors may be null. `policies` are a mask, and examples of a scaling and a score: the gradients that they take
+  /// determine memory and tasks. They need not outlive the plan. With sinks, calls may take dsinks. If
+  /// `gradients.accumulate` is true, calls may accumulate, and need more memory. Throws std::invalid_argument if
+  /// shapes, policies, lengths or the positions of the rope do not fit, or if max_threads is below 1.
+  template <class... P>
+  BackwardPlan(const std::type_identity_t<BackwardArguments<A>>& example,
+               const std::type_identity_t<AttentionGradients<A>>& gradients, index_t max_threads,
+               const P&... policies)
+      : BackwardPlan(example, gradients, max_threads, detail::Policies<const P...>(policies...)) {}
+
+  /// Returns the bytes that a call needs.
+  [[nodiscard]] std::size_t bytes() const { return plan_.list().run_bytes; }
+  /// Returns how the calls are computed on max_threads threads.
+  [[nodiscard]] const Explanation& explanation() const { return plan_.explanation(); }
+
+  /// Returns a call of the plan with tensors, a scaling and a score. The sinks of `a` replace those of the plan, and its
+  /// other options are left out. Throws std::invalid_argument for every error of attention_backward, and if an extent or
+  /// a storage type differs from the plan's. It also throws if the call needs more memory than planned: for dsinks, for
+  /// `accumulate`, or for a score whose gradients are shared by more heads.
+  [[nodiscard]] BoundBackward<A, S, M, C> bind(const BackwardArguments<A>& a, const AttentionGradients<A>& g,
+                                               const S& scaling = {}, const C& score = {}) const {
+    return {plan_, mask_, a, g, scaling, score};
+  }
+
+ private:
+  template <class... P>
+  BackwardPlan(const BackwardArguments<A>& example, const AttentionGradients<A>& gradients,
+               index_t max_threads, const detail::Policies<P...>& given)
+      : mask_(given.mask),
+        plan_(example, gradients, max_threads,
+              detail::UserGradientVariant<A, S, M, C>(given.scaling, mask_, given.score)) {}
+
+  const M mask_;
+  const detail::GradientPlan<A> plan_;
+};
+
+/// @cond
+template <class A = float, class... P>
+BackwardPlan(const std::type_identity_t<BackwardArguments<A>>&,
+             const std::type_identity_t<AttentionGradients<A>>&, index_t, const P&...)
+    -> BackwardPlan<A, typename detail::Policies<const P...>::S, typename detail::Policies<const P...>::M,
+                    typename detail::Policies<const P...>::C>;
 /// @endcond
 
 SSMAX_END

@@ -197,3 +197,25 @@ concept Mask = detail::is_mask<M>();
 
 SSMAX_END
 /// @}
+
+/// @addtogroup key
+/// @{
+SSMAX_BEGIN_DATA
+
+/// A key and the query that attends to it. Positions are those of the mask: Documents restarts them.
+struct Key {
+  Query query{};               ///< The query.
+  index_t index = 0;           ///< The index of the key in its sequence.
+  index_t query_position = 0,  ///< The position of the query.
+      key_position = 0;        ///< The position of the key.
+};
+
+/// The logits that add to one element of a score's gradient. They determine which tasks run at the same time.
+enum class Sharing {
+  one_head,  ///< Logits of one query or one key, in one head of one batch entry. No limit.
+  heads,     ///< Logits of one key, in any heads and batch entries. One kv head after the other.
+  any        ///< Any logits. One thread.
+};
+
+SSMAX_END
+/// @}

@@ -39,7 +39,6 @@
 
 #include "detail/checks/views.hpp"
 #include "detail/kernels/rope.hpp"
-#include "kept_span.hpp"
 #include "view.hpp"
 
 /// @addtogroup rope

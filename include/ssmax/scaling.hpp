@@ -20,7 +20,7 @@
 /// terms s, b and ln n multiply the logits. (Softmax is shift-invariant: adding a term to every logit has no effect.)
 /// Scalings compute c in double, so s·ln n is never rounded to float.
 ///
-/// scaling_by_position.hpp has the scalings by p, scaling_per_query.hpp has PerQuery. This header includes both.
+/// scaling_of_queries.hpp, which this header includes, has the scalings by p and PerQuery.
 /// row.hpp defines the concept, for a scaling of your own.
 #pragma once
 
@@ -36,8 +36,7 @@
 #include "fast_path.hpp"
 #include "query.hpp"
 #include "row.hpp"
-#include "scaling_by_position.hpp"
-#include "scaling_per_query.hpp"
+#include "scaling_of_queries.hpp"
 #include "view.hpp"
 
 /// @addtogroup scaling

@@ -10,11 +10,42 @@
 /// | Bias | z + bias[batch, head, i, j] | 1 | |
 /// | a \| b | b(a(z)) | b'(a(z))·a'(z) | |
 ///
-/// key.hpp lists the members of a score function of your own.
+/// The group `key` lists the members of a score function of your own.
 ///
 /// A Bias of -inf gives a key the weight 0. All score functions keep a logit of -inf. The key still counts in n,
 /// which comes from the mask, and NaN in the key or its value still reaches the result. Exception: with the mask
-/// MatrixMask (mask_matrix.hpp), the key does not count and its NaN does not matter.
+/// MatrixMask (mask.hpp), the key does not count and its NaN does not matter.
+
+/// @defgroup key Keys, and scores of your own (score.hpp)
+/// @ingroup score
+/// The key that a score function is called with (query.hpp), and the members of a score function of your own.
+///
+/// A score function is a type with two const members:
+///
+///     score(z, key)                        returns z', the new logit
+///     score.derivative(z, key)             returns dz'/dz at z
+///
+/// z is float or double. Make both members templates: otherwise their result is rounded. The library calls them for
+/// visible keys only. Optional member:
+///
+///     void check(const QueryShape&) const  called before any write; throws if the score does not fit
+///
+/// A score function with learnable parameters holds views of the gradients. If each query has one parameter θ,
+/// such as the slope of its head (`Alibi{…}.gradient(…)`):
+///
+///     parameter_derivative(z, key) const           returns dz'/dθ at z
+///     void accumulate(const Query&, double) const  receives ∂loss/∂θ of each query, one query after the other
+///
+/// If each logit has a gradient (`Bias(…).gradient(…)`):
+///
+///     void accumulate(const Key&, double) const    receives ∂loss/∂z' of each visible key
+///     Sharing sharing(const QueryShape&) const     returns which logits share an element of the gradient (Sharing).
+///                                                  Without it, the backward runs on one thread
+///
+/// A member of these names with another signature is a compile error.
+///
+/// The library calls the formula for each logit. Exception: a score whose type specialises by_lanes or by_row
+/// (fast_path.hpp) is vectorized, as Softcap and Bias are.
 #pragma once
 
 #include <algorithm>
@@ -32,12 +63,21 @@
 #include "detail/checks/matrix.hpp"
 #include "detail/checks/views.hpp"
 #include "detail/kernels/scores.hpp"
+#include "detail/members/score.hpp"
 #include "fast_path.hpp"
-#include "kept_span.hpp"
-#include "key.hpp"
-#include "lanes.hpp"
 #include "query.hpp"
 #include "view.hpp"
+
+/// @addtogroup key
+/// @{
+SSMAX_BEGIN_DATA
+
+/// A type that replaces logits and returns the derivative: the top of score.hpp.
+template <class C>
+concept Score = detail::is_score<C>();
+
+SSMAX_END
+/// @}
 
 /// @addtogroup score
 /// @{

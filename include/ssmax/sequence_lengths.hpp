@@ -50,8 +50,8 @@
 #pragma once
 
 #include "config.hpp"
-#include "kept_span.hpp"
 #include "query.hpp"
+#include "view.hpp"
 
 /// @addtogroup sequence_lengths
 /// @{

@@ -8,7 +8,7 @@
 /// | double | double | - |
 /// | half, bfloat16 | float | rounded once when stored, to nearest even |
 /// | Int8, Fp8E4M3, Fp8E5M2 | float | for caches only: the same, with a factor per row (eight_bit.hpp) |
-/// | Q8_0 | float | for caches only: groups of 32 numbers with a factor, rounded as in ggml (q8_0.hpp) |
+/// | Q8_0 | float | for caches only: groups of 32 numbers with a factor, rounded as in ggml (eight_bit.hpp) |
 ///
 /// You add a storage type by one specialisation in namespace ssmax:
 ///
@@ -44,7 +44,6 @@
 #include "config.hpp"
 #include "eight_bit.hpp"
 #include "half.hpp"
-#include "q8_0.hpp"
 
 /// @addtogroup storage
 /// @{
@@ -114,7 +113,7 @@ struct StorageTraits<Q8_0> {
   static constexpr index_t group = Q8_0::group;  ///< The channels of an element.
   /// Converts n / 32 groups to n floats.
   SSMAX_INLINE static void load(const Q8_0* in, index_t n, float* out) { detail::widen(in, n, out); }
-  /// Rounds n floats to n / 32 groups: q8_0.hpp.
+  /// Rounds n floats to n / 32 groups: eight_bit.hpp.
   SSMAX_INLINE static void store(const float* in, index_t n, Q8_0* out) { detail::narrow(in, n, out); }
 };
 

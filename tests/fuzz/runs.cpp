@@ -1,6 +1,5 @@
 // Calls under masks that find their runs: the bits of the same mask without the members `run`, `count` and `same_runs`.
 #include <ssmax/mask_runs.hpp>
-#include <ssmax/tree_mask.hpp>
 
 #include "../call.hpp"
 #include "backward_run.hpp"

@@ -1,8 +1,7 @@
 // Draws cases of sequences.
 #include <ssmax/attention.hpp>
 #include <ssmax/eight_bit.hpp>
-#include <ssmax/q8_0.hpp>
-#include <ssmax/tree_mask.hpp>
+#include <ssmax/mask_runs.hpp>
 
 #include "kinds.hpp"
 #include "sequences.hpp"

@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <ssmax/attention.hpp>
-#include <ssmax/indexed_keys.hpp>
 #include <ssmax/kv_cache.hpp>
 #include <ssmax/paged_keys.hpp>
 #include <ssmax/paged_kv_cache.hpp>

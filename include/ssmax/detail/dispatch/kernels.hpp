@@ -19,7 +19,6 @@
 
 #include "../../eight_bit.hpp"
 #include "../../half.hpp"
-#include "../../q8_0.hpp"
 #include "instruction_sets.hpp"
 #include "target_in_use.hpp"
 

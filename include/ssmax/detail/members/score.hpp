@@ -1,4 +1,4 @@
-// Detects the members that make a type a score function. key.hpp documents the members.
+// Detects the members that make a type a score function. The public score.hpp documents the members.
 #pragma once
 
 #include <concepts>

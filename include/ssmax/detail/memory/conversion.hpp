@@ -11,7 +11,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Rounds a group of numbers as ggml does: q8_0.hpp.
+/// Rounds a group of numbers as ggml does: eight_bit.hpp.
 inline Q8_0 rounded_group(const float* in) {
   float most = 0, sum = 0;  // the sum of x · 0 is NaN if a number is not finite
   for (index_t i = 0; i < Q8_0::group; ++i) {

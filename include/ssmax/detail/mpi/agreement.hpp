@@ -16,7 +16,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "../../mpi_communicator.hpp"
 #include "../../mpi_layout.hpp"
 #include "../../rope.hpp"
 #include "../attention/desk/user_variant.hpp"

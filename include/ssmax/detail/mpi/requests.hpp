@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../mpi_communicator.hpp"
+#include "../../mpi_layout.hpp"
 #include "../checks/error.hpp"
 
 SSMAX_BEGIN_DETAIL

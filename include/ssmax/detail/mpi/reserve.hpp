@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "../../mpi_communicator.hpp"
+#include "../../mpi_layout.hpp"
 #include "../memory/arena.hpp"
 #include "agreement.hpp"
 

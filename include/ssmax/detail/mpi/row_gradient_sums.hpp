@@ -8,7 +8,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "../../key.hpp"
 #include "../../score.hpp"
 #include "agreement.hpp"
 #include "exchange.hpp"

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <new>
 
-#include "../../../online_softmax.hpp"
+#include "../../../attention_state.hpp"
 #include "../../kernels/decode.hpp"
 #include "../../memory/arena.hpp"
 #include "../../rows/state.hpp"
