@@ -29,6 +29,8 @@ using namespace shared;
 #define SSMAX_INSTANTIATE_RUN(linkage, Compute)                                                              \
   linkage template void run_list(const WorkList<Compute>&, const Problem<Compute>&, const Variant<Compute>&, \
                                  const Result<Compute>&, std::byte*, const AnyExecutor&);                    \
+  linkage template void find_shared_keys(WorkList<Compute>&, const Problem<Compute>&,                        \
+                                         const Result<Compute>&, bool, std::byte*);                          \
   linkage template void open_call(ForwardCall<Compute>&, const Variant<Compute>&);                           \
   linkage template void open_call(BackwardCall<Compute>&, const GradientVariant<Compute>&);
 #if defined(SSMAX_LIBRARY_BFLOAT16)

@@ -75,20 +75,32 @@ SourceMemory memory_in(const void* source) {
   return {std::as_bytes(k), std::as_bytes(v)};
 }
 
-template <class S>
-bool shares_keys([[maybe_unused]] const S& source) {
-  if constexpr (has_shares_keys<S>) {
-    return source.shares_keys();
-  } else {
-    return false;
-  }
-}
-
 /// Returns the bytes from a row to the row `keys` later, modulo 2^64: the stride of a single key may be any number.
 inline index_t bytes_ahead(index_t keys, index_t stride, index_t size) {
   return static_cast<index_t>(static_cast<std::uintptr_t>(keys) * static_cast<std::uintptr_t>(stride) *
                               static_cast<std::uintptr_t>(size));
 }
+
+SSMAX_END
+
+SSMAX_BEGIN_SHARED
+
+template <class Compute>
+struct Problem;
+template <class Compute>
+struct Result;
+template <class Compute>
+struct WorkList;
+
+SSMAX_END
+
+SSMAX_BEGIN_COMPILED
+
+/// Finds the groups of sequences of a list whose first keys lie in the same memory (shared_keys.hpp). `memory` has the
+/// bytes of SharedKeys. A unit compiles it for sources with shared keys alone.
+template <class Compute>
+void find_shared_keys(shared::WorkList<Compute>& list, const shared::Problem<Compute>& problem,
+                      const shared::Result<Compute>& result, bool explains, std::byte* memory);
 
 SSMAX_END
 
@@ -144,13 +156,15 @@ class AnyKeys {
         v_type_(v_type),
         k_kind_(k_type->kind),
         v_kind_(v_type->kind),
-        shares_keys_(detail::shares_keys(source)),
         head_distance_(detail::SourceRows::head_distance(source)),
         length_(detail::length_of<S>),
         stored_(detail::stored_in<S>),
         run_(detail::run_of<S>) {
     if constexpr (!std::same_as<decltype(source.run(0, 0, 0)), AnyKeyRun>)
       find_rows_ = detail::find_rows_of<S>;
+    if constexpr (detail::has_shares_keys<S>) {
+      if (source.shares_keys()) find_shared_keys_ = compiled::find_shared_keys<Compute>;
+    }
     if constexpr (detail::has_forgotten<S>) forgotten_ = detail::forgotten_in<S>;
     if constexpr (detail::has_layout<S>) layout_ = source.layout();
     if constexpr (requires { source.memory(); }) memory_ = detail::memory_in<S>;
@@ -162,8 +176,8 @@ class AnyKeys {
   SSMAX_INLINE const StoredType<Compute>& v_type() const { return *v_type_; }
   SSMAX_INLINE ElementKind k_kind() const { return k_kind_; }
   SSMAX_INLINE ElementKind v_kind() const { return v_kind_; }
-  /// Returns whether several sequences may have keys in the same memory.
-  SSMAX_INLINE bool shares_keys() const { return shares_keys_; }
+  /// Returns what finds the keys that several sequences have in the same memory, or null if no sequences have.
+  SSMAX_INLINE auto find_shared_keys() const { return find_shared_keys_; }
   /// Returns the number of the source's layout, or 0.
   SSMAX_INLINE std::uint64_t layout() const { return layout_; }
   SSMAX_INLINE const detail::HeadDistance& head_distance() const { return head_distance_; }
@@ -227,9 +241,10 @@ class AnyKeys {
   KeySourceShape shape_{};
   const StoredType<Compute>*k_type_ = nullptr, *v_type_ = nullptr;
   ElementKind k_kind_ = ElementKind::compute, v_kind_ = ElementKind::compute;
-  bool shares_keys_ = false;
   detail::HeadDistance head_distance_{};
   std::uint64_t layout_ = 0;
+  void (*find_shared_keys_)(WorkList<Compute>& list, const Problem<Compute>& problem,
+                            const Result<Compute>& result, bool explains, std::byte* memory) = nullptr;
   index_t (*length_)(const void* source, index_t batch) = nullptr;
   KeyRange (*stored_)(const void* source, index_t batch) = nullptr;
   AnyKeyRun (*run_)(const void* source, index_t batch, index_t kv_head, index_t key) = nullptr;

@@ -49,9 +49,11 @@ class ListMaker {
     Arena counted;
     take_arrays(list_, counted, count);
     list_.list_bytes = counted.used();
-    SharedKeys<Compute>(counted, shares ? count : 0);
-    list_.making_bytes = counted.used();
-    Arena arena(workspace.reserve(list_.making_bytes));
+    Arena making;
+    SharingMemory(making, shares ? count : 0);
+    list_.making_bytes = add_bytes(list_.list_bytes, making.used());
+    std::byte* const memory = workspace.reserve(list_.making_bytes);
+    Arena arena(memory);
     take_arrays(list_, arena, count);
     list_.listed = count;
     for (index_t b = 0; b < count; ++b) {
@@ -61,7 +63,8 @@ class ListMaker {
       sequence.path = taken.path;
       sequence.reason = taken.reason;
     }
-    if (shares) SharedKeys<Compute>(arena, count).find(list_, problem_, result_, explains_);
+    if (shares)
+      problem_.keys.find_shared_keys()(list_, problem_, result_, explains_, memory + list_.list_bytes);
     if (list_.has_groups() || problem_.lengths.is_given()) return;
     list_.listed = 0;  // one entry has all sequences
     list_.list_bytes = 0;

@@ -24,17 +24,30 @@ inline constexpr index_t most_sharing_rows = decode_rows;
 /// Returns whether sequences of a call may have shared keys.
 template <class Compute>
 bool may_share(const Problem<Compute>& problem, const Result<Compute>& result) {
-  return problem.keys.shares_keys() && problem.sequences() > 1 && !problem.rotates_keys() &&
+  return problem.keys.find_shared_keys() != nullptr && problem.sequences() > 1 && !problem.rotates_keys() &&
          result.state.shift.data_handle() == nullptr;
 }
+
+/// A sequence that may share keys, with the memory of its first key.
+struct SharingCandidate {
+  const void* first_key;
+  index_t queries, sequence;
+};
+
+/// The memory of SharedKeys. Without a block of memory, counts its bytes.
+struct SharingMemory {
+  SharingMemory(Arena& arena, index_t sequences)
+      : candidates(arena.take<SharingCandidate>(sequences)), common(arena.take<index_t>(sequences)) {}
+
+  SharingCandidate* candidates;
+  index_t* common;  // [sequences]: keys that a sequence has in common with others
+};
 
 /// The groups of a call.
 template <class Compute>
 class SharedKeys {
  public:
-  /// Takes memory. Without a block of memory, counts its bytes.
-  SharedKeys(Arena& arena, index_t sequences)
-      : candidates_(arena.take<Candidate>(sequences)), common_(arena.take<index_t>(sequences)) {}
+  explicit SharedKeys(const SharingMemory& memory) : candidates_(memory.candidates), common_(memory.common) {}
 
   /// Writes the groups of the sequences of a list. Narrows the members of the groups to their shared keys, and the
   /// sequences of the call to their other keys. Routes the groups.
@@ -63,11 +76,7 @@ class SharedKeys {
   }
 
  private:
-  /// A sequence that may share keys, with the memory of its first key.
-  struct Candidate {
-    const void* first_key;
-    index_t queries, sequence;
-  };
+  using Candidate = SharingCandidate;
 
   static bool have_same_start(const Candidate& a, const Candidate& b) {
     return a.first_key == b.first_key && a.queries == b.queries;
@@ -145,7 +154,7 @@ class SharedKeys {
   const Problem<Compute>* problem_ = nullptr;
   WorkList<Compute>* list_ = nullptr;
   Candidate* candidates_;
-  index_t* common_;  // [sequences]: keys that a sequence has in common with others
+  index_t* common_;
 };
 
 /// Takes memory of states after the shared keys, [sequences, heads, queries].
@@ -156,6 +165,18 @@ AttentionState<Compute> take_states(Arena& arena, const Problem<Compute>& proble
   return {.shift = {arena.take<Compute>(rows), {batch, heads, queries}},
           .sum = {arena.take<Compute>(rows), {batch, heads, queries}},
           .o = {arena.take<Compute>(rows * dv), {batch, heads, queries, dv}}};
+}
+
+SSMAX_END
+
+SSMAX_BEGIN_COMPILED
+
+template <class Compute>
+void find_shared_keys(shared::WorkList<Compute>& list, const shared::Problem<Compute>& problem,
+                      const shared::Result<Compute>& result, bool explains, std::byte* memory) {
+  detail::Arena arena(memory);
+  const detail::SharingMemory taken(arena, list.listed);
+  detail::SharedKeys<Compute>(taken).find(list, problem, result, explains);
 }
 
 SSMAX_END
