@@ -86,7 +86,7 @@ const Table& kernel_table();
 template <class Table>
 const Table& kernels();
 
-#if !defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_TARGET)
+#if SSMAX_COMPILES_ALL || defined(SSMAX_LIBRARY_TARGET)
 template <Target target, class Table>
 const Table& kernel_table() {
 #define SSMAX_TABLE_OF(name, NAME) \
@@ -96,7 +96,7 @@ const Table& kernel_table() {
 }
 #endif
 
-#if !defined(SSMAX_COMPILED) || defined(SSMAX_LIBRARY_DISPATCH)
+#if SSMAX_COMPILES_ALL || defined(SSMAX_LIBRARY_DISPATCH)
 template <class Table>
 const Table& kernels() {
   switch (detail::target_in_use()) {

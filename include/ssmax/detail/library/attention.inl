@@ -33,12 +33,12 @@ using namespace shared;
                                          const Result<Compute>&, bool, std::byte*);                          \
   linkage template void open_call(ForwardCall<Compute>&, const Variant<Compute>&);                           \
   linkage template void open_call(BackwardCall<Compute>&, const GradientVariant<Compute>&);
-#if defined(SSMAX_LIBRARY_BFLOAT16)
-// The drivers of bfloat16 call those of float.
+#if !defined(SSMAX_LIBRARY_BFLOAT16)
+SSMAX_INSTANTIATE_RUN(, SSMAX_LIBRARY_OPERANDS)
+#elif !defined(SSMAX_LIBRARY_WHOLE)
+// The drivers of bfloat16 call those of float, which are in another unit.
 SSMAX_INSTANTIATE(extern, float)
 SSMAX_INSTANTIATE_RUN(extern, float)
-#else
-SSMAX_INSTANTIATE_RUN(, SSMAX_LIBRARY_OPERANDS)
 #endif
 SSMAX_INSTANTIATE(, SSMAX_LIBRARY_OPERANDS)
 #undef SSMAX_INSTANTIATE
