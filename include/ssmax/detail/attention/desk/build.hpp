@@ -30,7 +30,7 @@ void build_problem(const char* function, const InputRows<A>& q, const Options& o
   problem.rotation = Rotation::in_call;
 }
 
-/// Fills the problem of a backward pass, apart from its forward problem. `a` and `g` have the rows, of the heads from
+/// Fills the problem of a backward pass, but not its forward problem. `a` and `g` have the rows, of the heads from
 /// `first_head` on. sinks and dsinks cover all heads of the call.
 template <class A, class Options>
 void build_backward_problem(const BackwardArguments<A>& a, const AttentionGradients<A>& g,

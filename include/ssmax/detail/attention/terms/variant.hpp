@@ -72,7 +72,7 @@ struct Hull {
   SSMAX_INLINE bool masks(KeyRange block) const { return block.begin < all.begin || block.end > all.end; }
 };
 
-/// What the types of mask, scaling and score function say.
+/// Facts about the types of mask, scaling and score function.
 struct VariantFacts {
   const bool has_score;
   const bool has_predicate;         // some keys of a query's range may be masked
