@@ -36,8 +36,8 @@ TEST_CASE("the list of a backward covers each kv head of each sequence once", "[
     BackwardArguments<float> a{.q = q, .k = k, .v = k, .out = q};
     if (has_lengths) a.lengths = sequences.lengths();
     shared::BackwardCall<float> call{};
-    detail::build_call("list", a, {.dout = q, .dq = {nullptr, extents(true, 2 * kv_heads)}, .dk = dk, .dv = dk},
-                       call);
+    detail::build_call("list", a,
+                       {.dout = q, .dq = {nullptr, extents(true, 2 * kv_heads)}, .dk = dk, .dv = dk}, call);
     call.facts.is_example = true;
     const Softmax scaling;
     const Full mask;
