@@ -90,69 +90,80 @@ SSMAX_INLINE void prefetch_row(const Rows& rows, index_t i, index_t c, index_t c
   }
 }
 
+/// Returns q[rows × d] · k[·][d] for `count` keys from `first` on: at most width / rows keys. The product of query i and
+/// key j is in lane i · width / rows + j. The lanes of missing keys repeat the last key.
+template <class S, int rows, bool prefetches, class Rows>
+SSMAX_INLINE typename S::V decode_products(StridedRows<const typename S::Value> q, const Rows& k, index_t first,
+                                           index_t count) {
+  using X = typename Rows::Element;
+  using V = typename S::V;
+  constexpr int step = static_cast<int>(S::width) / rows;
+  const index_t d = k.width, whole = d / S::width * S::width;
+  const X* key[step];
+  SSMAX_UNROLL
+  for (int j = 0; j < step; ++j) key[j] = k[first + std::min<index_t>(j, count - 1)];
+  V sum[rows * step];
+  SSMAX_UNROLL
+  for (int i = 0; i < rows * step; ++i) sum[i] = S::set(0);
+  if (d == S::width) {  // without the loops over channels, which would take half of the time
+    SSMAX_UNROLL
+    for (int j = 0; j < step; ++j) {
+      if (j < count) prefetch_row<prefetches>(k, first + j, 0, S::width);
+      const V y = load_stored<S>(key[j], 0);
+      SSMAX_UNROLL
+      for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(S::load(q[i]), y, sum[i * step + j]);
+    }
+  } else if (rows == 1 || d > decode_narrow<S>) {
+    SSMAX_UNROLL
+    for (int j = 0; j < step; ++j) {
+      prefetch_row<prefetches>(k, first + std::min<index_t>(j, count - 1), 0, d);
+      for (index_t c = 0; c < whole; c += S::width) {
+        const V y = load_stored<S>(key[j], c);
+        SSMAX_UNROLL
+        for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(S::load(q[i] + c), y, sum[i * step + j]);
+      }
+    }
+  } else {
+    SSMAX_UNROLL
+    for (int j = 0; j < step; ++j)
+      prefetch_row<prefetches>(k, first + std::min<index_t>(j, count - 1), 0, d);
+    for (index_t c = 0; c < whole; c += S::width) {
+      V x[rows];
+      SSMAX_UNROLL
+      for (int i = 0; i < rows; ++i) x[i] = S::load(q[i] + c);
+      SSMAX_UNROLL
+      for (int j = 0; j < step; ++j) {
+        const V y = load_stored<S>(key[j], c);
+        SSMAX_UNROLL
+        for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(x[i], y, sum[i * step + j]);
+      }
+    }
+  }
+  if (whole < d) {
+    SSMAX_UNROLL
+    for (int j = 0; j < step; ++j) {
+      const V y = load_stored_part<S>(key[j], whole, d - whole);
+      SSMAX_UNROLL
+      for (int i = 0; i < rows; ++i)
+        sum[i * step + j] = S::fma(S::load(q[i] + whole), y, sum[i * step + j]);
+    }
+  }
+  V sums = fold<S, Sum>(sum);
+  if constexpr (stored_unit<S, X> != 1) sums = S::mul(sums, S::set(stored_unit<S, X>));
+  return sums;
+}
+
 /// Writes s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time.
 template <class S, int rows, bool prefetches, class Rows>
 void decode_logits_rows(StridedRows<const typename S::Value> q, const Rows& key_rows,
                         StridedRows<typename S::Value> s) {
-  using X = typename Rows::Element;
   using T = typename S::Value;
   using V = typename S::V;
   constexpr int step = static_cast<int>(S::width) / rows;
   const Rows k = key_rows;  // a copy that no store can change
-  const index_t d = k.width, whole = d / S::width * S::width;
   for (index_t first = 0; first < k.count; first += step) {
     const index_t count = std::min<index_t>(step, k.count - first);
-    const X* key[step];
-    SSMAX_UNROLL
-    for (int j = 0; j < step; ++j) key[j] = k[first + std::min<index_t>(j, count - 1)];
-    V sum[rows * step];
-    SSMAX_UNROLL
-    for (int i = 0; i < rows * step; ++i) sum[i] = S::set(0);
-    if (d == S::width) {  // without the loops over channels, which would take half of the time
-      SSMAX_UNROLL
-      for (int j = 0; j < step; ++j) {
-        if (j < count) prefetch_row<prefetches>(k, first + j, 0, S::width);
-        const V y = load_stored<S>(key[j], 0);
-        SSMAX_UNROLL
-        for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(S::load(q[i]), y, sum[i * step + j]);
-      }
-    } else if (rows == 1 || d > decode_narrow<S>) {
-      SSMAX_UNROLL
-      for (int j = 0; j < step; ++j) {
-        prefetch_row<prefetches>(k, first + std::min<index_t>(j, count - 1), 0, d);
-        for (index_t c = 0; c < whole; c += S::width) {
-          const V y = load_stored<S>(key[j], c);
-          SSMAX_UNROLL
-          for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(S::load(q[i] + c), y, sum[i * step + j]);
-        }
-      }
-    } else {
-      SSMAX_UNROLL
-      for (int j = 0; j < step; ++j)
-        prefetch_row<prefetches>(k, first + std::min<index_t>(j, count - 1), 0, d);
-      for (index_t c = 0; c < whole; c += S::width) {
-        V x[rows];
-        SSMAX_UNROLL
-        for (int i = 0; i < rows; ++i) x[i] = S::load(q[i] + c);
-        SSMAX_UNROLL
-        for (int j = 0; j < step; ++j) {
-          const V y = load_stored<S>(key[j], c);
-          SSMAX_UNROLL
-          for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(x[i], y, sum[i * step + j]);
-        }
-      }
-    }
-    if (whole < d) {
-      SSMAX_UNROLL
-      for (int j = 0; j < step; ++j) {
-        const V y = load_stored_part<S>(key[j], whole, d - whole);
-        SSMAX_UNROLL
-        for (int i = 0; i < rows; ++i)
-          sum[i * step + j] = S::fma(S::load(q[i] + whole), y, sum[i * step + j]);
-      }
-    }
-    V sums = fold<S, Sum>(sum);
-    if constexpr (stored_unit<S, X> != 1) sums = S::mul(sums, S::set(stored_unit<S, X>));
+    const V sums = decode_products<S, rows, prefetches>(q, k, first, count);
     if (rows == 1) {
       if (count == step) {
         S::store(s.first + first, sums);
@@ -208,17 +219,12 @@ void decode_logits(StridedRows<const typename S::Value> q, index_t rows, const R
   }
 }
 
+/// Adds weights times `vectors` vectors of values from channel c on.
 template <class S, int rows, int vectors, bool prefetches, class Rows>
-SSMAX_INLINE void decode_accumulate_block(StridedRows<const typename S::Value> s, const Rows& v, index_t c,
-                                          StridedRows<typename S::Value> o) {
+SSMAX_INLINE void decode_add_values(StridedRows<const typename S::Value> s, const Rows& v, index_t c,
+                                    typename S::V (&sum)[rows][vectors]) {
   using X = typename Rows::Element;
   using V = typename S::V;
-  V sum[rows][vectors];
-  SSMAX_UNROLL
-  for (int i = 0; i < rows; ++i) {
-    SSMAX_UNROLL
-    for (int j = 0; j < vectors; ++j) sum[i][j] = S::load(o[i] + c + j * S::width);
-  }
   for (index_t key = 0; key < v.count; ++key) {
     prefetch_row<prefetches>(v, key, c, vectors * S::width);
     const X* row = v[key];
@@ -232,11 +238,15 @@ SSMAX_INLINE void decode_accumulate_block(StridedRows<const typename S::Value> s
       for (int j = 0; j < vectors; ++j) sum[i][j] = S::fma(weight, x[j], sum[i][j]);
     }
   }
-  SSMAX_UNROLL
-  for (int i = 0; i < rows; ++i) {
-    SSMAX_UNROLL
-    for (int j = 0; j < vectors; ++j) S::store(o[i] + c + j * S::width, sum[i][j]);
-  }
+}
+
+template <class S, int rows, int vectors, bool prefetches, class Rows>
+SSMAX_INLINE void decode_accumulate_block(StridedRows<const typename S::Value> s, const Rows& v, index_t c,
+                                          StridedRows<typename S::Value> o) {
+  typename S::V sum[rows][vectors];
+  load_sums<S>({o[0] + c, o.stride}, sum);
+  decode_add_values<S, rows, vectors, prefetches>(s, v, c, sum);
+  store_sums<S>(sum, {o[0] + c, o.stride});
 }
 
 template <class S, int rows, bool prefetches, class Rows>
@@ -308,6 +318,98 @@ void decode_accumulate(StridedRows<const typename S::Value> s, index_t rows, con
   }
 }
 
+/// Returns the lanes below `count`, which may be larger than the number of lanes.
+template <class S>
+SSMAX_INLINE typename S::M first_lanes(index_t count) {
+  using T = typename S::Value;
+  static constexpr T numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return S::less(S::load(numbers), S::set(static_cast<T>(count)));
+}
+
+/// Returns the shift of the largest logit, as OnlineSoftmax does. Returns false if the shift is not exact.
+template <class T>
+SSMAX_INLINE bool find_shift(double c, const Extremum<T>& top, T& shift) {
+  const double largest = c * static_cast<double>(top.value) * std::numbers::log2e;
+  if (top.has_nan || !(std::abs(largest) < largest_shift<double>)) return false;
+  shift = static_cast<T>(round_shift(largest));
+  return true;
+}
+
+/// Computes the weights of less than S::chains vectors of keys in registers. Adds them in the order of row_exp_store.
+template <class S, bool prefetches, class Rows>
+bool decode_few_weights(const typename S::Value* q, const Rows& key_rows,
+                        const QueryScale<typename S::Value>& scale, typename S::Value* s,
+                        typename S::Value& shift, typename S::Value& sum) {
+  using T = typename S::Value;
+  using V = typename S::V;
+  constexpr index_t w = S::width;
+  const Rows k = key_rows;  // a copy that no store can change
+  V z[S::chains], top = S::set(-std::numeric_limits<T>::infinity());
+  typename S::M nan = S::none();
+  for (index_t i = 0; i * w < k.count; ++i) {
+    z[i] = decode_products<S, 1, prefetches>({q, 0}, k, i * w, std::min(w, k.count - i * w));
+    nan = S::either(nan, S::unordered(z[i], z[i]));
+    top = S::max(top, z[i]);
+  }
+  T found;
+  if (!find_shift<T>(scale.c, {S::reduce_max(top), S::any(nan)}, found)) return false;
+  const Exp<S> exp(scale.scale, found);
+  V total = S::set(T{0});
+  for (index_t i = 0; i * w < k.count; ++i) {
+    const V weights = S::keep(first_lanes<S>(k.count - i * w), exp(z[i]));
+    S::store(s + i * w, weights);
+    total = S::add(total, weights);
+  }
+  shift = found;
+  sum = S::reduce_sum(total);
+  return true;
+}
+
+/// Computes the weights of one query: the steps of OnlineSoftmax::update.
+template <class S, class Rows>
+bool decode_weights(const typename S::Value* q, const Rows& k, const QueryScale<typename S::Value>& scale,
+                    typename S::Value* s, typename S::Value& shift, typename S::Value& sum) {
+  if (k.count < S::chains * S::width) {
+    const auto compute = k.prefetches() ? decode_few_weights<S, decode_prefetches<S, Rows>, Rows>
+                                        : decode_few_weights<S, false, Rows>;
+    return compute(q, k, scale, s, shift, sum);
+  }
+  decode_logits_of<S, 1>({q, 0}, k, {s, 0});
+  if (!find_shift(scale.c, row_max<S>(s, k.count), shift)) return false;
+  OverlappedWork<typename S::Value> nothing{};
+  sum = row_exp_store<S>(s, k.count, scale.scale, shift, s, nothing);
+  return true;
+}
+
+/// Writes `vectors` vectors of the result of one query.
+template <class S, int vectors, bool prefetches, class Rows>
+void decode_output_block(const typename S::Value* s, const Rows& value_rows, typename S::Value factor,
+                         typename S::Value* out) {
+  const Rows v = value_rows;  // a copy that no store can change
+  typename S::V sum[1][vectors];
+  clear_sums<S>(sum);
+  decode_add_values<S, 1, vectors, prefetches>({s, 0}, v, 0, sum);
+  SSMAX_UNROLL
+  for (int j = 0; j < vectors; ++j) S::store(out + j * S::width, S::mul(S::set(factor), sum[0][j]));
+}
+
+/// Writes the result of one query over few keys.
+template <class S, class Rows>
+void decode_output(const typename S::Value* s, const Rows& v, typename S::Value factor,
+                   typename S::Value* out) {
+  const auto write = [&]<int vectors>(std::integral_constant<int, vectors>) {
+    const auto compute = v.prefetches() ? decode_output_block<S, vectors, decode_prefetches<S, Rows>, Rows>
+                                        : decode_output_block<S, vectors, false, Rows>;
+    compute(s, v, factor, out);
+  };
+  if (v.width == S::width) return write(std::integral_constant<int, 1>{});
+  if (v.width == 2 * S::width) return write(std::integral_constant<int, 2>{});
+  if (v.width == 4 * S::width) return write(std::integral_constant<int, 4>{});
+  std::fill_n(out, v.width, typename S::Value{0});
+  decode_accumulate_of<S, 1>({s, 0}, v, {out, 0});
+  row_multiply<S>(out, v.width, factor, out);
+}
+
 /// The empty table of targets without pair dots.
 template <class T>
 struct KernelTable<PairDecodeKernels<T, bfloat16>> {
@@ -325,5 +427,7 @@ template <class T, class X>
 struct KernelTable<ListedDecodeKernels<T, X>> {
   using S = Simd<T>;
   static constexpr ListedDecodeKernels<T, X> value{.logits = decode_logits<S, ListedRows<X>>,
-                                                   .accumulate = decode_accumulate<S, ListedRows<X>>};
+                                                   .accumulate = decode_accumulate<S, ListedRows<X>>,
+                                                   .weights = decode_weights<S, ListedRows<X>>,
+                                                   .output = decode_output<S, ListedRows<X>>};
 };

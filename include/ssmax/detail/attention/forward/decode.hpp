@@ -113,6 +113,33 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     return seen;
   }
 
+  /// Computes and stores the result of one query over at most listed_ahead listed keys, with the bits of attend_chunk
+  /// and store. Returns false for other tasks, and for logits that these kernels do not take.
+  bool store_at_once(const Result<Compute>& result) {
+    if (!lists_rows_ || count_ != 1 || variant_.has_runs || variant_.has_predicate || multipliers_.has_score)
+      return false;
+    const QueryRow& row = memory_.rows[0];
+    const KeyRange keys = row.keys;
+    const index_t first = keys.begin % key_chunk, count = keys.size();
+    if (count > listed_ahead || first + count > key_chunk) return false;
+    const double c = multipliers_.of_softmax(row);
+    const Multiplier<Compute> multiplier(c);
+    if (!multiplier.is_plain()) return false;
+    list_rows(keys, first);
+    const HeadDistance& distance = problem_.keys.head_distance();
+    Compute shift, sum, factor;
+    if (!problem_.keys.k_type().listed_weights(
+            memory_.q, listed(memory_.k_rows + first, listed_.k_bytes, distance.k, count, problem_.width()),
+            {c, multiplier.scale}, memory_.s, shift, sum))
+      return false;
+    Compute* const out =
+        place_result(result, row, problem_.state_row(row.query), shift, sum, memory_.block_o, factor);
+    problem_.keys.v_type().listed_output(
+        memory_.s, listed(memory_.v_rows + first, listed_.v_bytes, distance.v, count, memory_.dv), factor, out);
+    narrow_result(result, row, out);
+    return true;
+  }
+
   /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
   /// attend_chunk requires a call of sees_chunk for the same keys.
   bool sees_chunk(KeyRange keys) {
