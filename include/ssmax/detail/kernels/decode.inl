@@ -85,85 +85,79 @@ SSMAX_INLINE void prefetch_row(const Rows& rows, index_t i, index_t c, index_t c
     constexpr index_t group = std::is_same_v<X, Q8_0> ? Q8_0::group : 1;
     const std::uintptr_t first = rows.later(i) + static_cast<std::uintptr_t>(c / group) * sizeof(X);
     const std::uintptr_t end = first + static_cast<std::uintptr_t>((count + group - 1) / group) * sizeof(X);
+    if (end - first <= 64) {  // without a branch per row
+      __builtin_prefetch(reinterpret_cast<const void*>(first));
+      __builtin_prefetch(reinterpret_cast<const void*>(end - 1));
+      return;
+    }
     for (std::uintptr_t line = first / 64 * 64; line < end; line += 64)
       __builtin_prefetch(reinterpret_cast<const void*>(line));
   }
-}
-
-/// Returns q[rows × d] · k[·][d] for `count` keys from `first` on: at most width / rows keys. The product of query i and
-/// key j is in lane i · width / rows + j. The lanes of missing keys repeat the last key.
-template <class S, int rows, bool prefetches, class Rows>
-SSMAX_INLINE typename S::V decode_products(StridedRows<const typename S::Value> q, const Rows& k, index_t first,
-                                           index_t count) {
-  using X = typename Rows::Element;
-  using V = typename S::V;
-  constexpr int step = static_cast<int>(S::width) / rows;
-  const index_t d = k.width, whole = d / S::width * S::width;
-  const X* key[step];
-  SSMAX_UNROLL
-  for (int j = 0; j < step; ++j) key[j] = k[first + std::min<index_t>(j, count - 1)];
-  V sum[rows * step];
-  SSMAX_UNROLL
-  for (int i = 0; i < rows * step; ++i) sum[i] = S::set(0);
-  if (d == S::width) {  // without the loops over channels, which would take half of the time
-    SSMAX_UNROLL
-    for (int j = 0; j < step; ++j) {
-      if (j < count) prefetch_row<prefetches>(k, first + j, 0, S::width);
-      const V y = load_stored<S>(key[j], 0);
-      SSMAX_UNROLL
-      for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(S::load(q[i]), y, sum[i * step + j]);
-    }
-  } else if (rows == 1 || d > decode_narrow<S>) {
-    SSMAX_UNROLL
-    for (int j = 0; j < step; ++j) {
-      prefetch_row<prefetches>(k, first + std::min<index_t>(j, count - 1), 0, d);
-      for (index_t c = 0; c < whole; c += S::width) {
-        const V y = load_stored<S>(key[j], c);
-        SSMAX_UNROLL
-        for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(S::load(q[i] + c), y, sum[i * step + j]);
-      }
-    }
-  } else {
-    SSMAX_UNROLL
-    for (int j = 0; j < step; ++j)
-      prefetch_row<prefetches>(k, first + std::min<index_t>(j, count - 1), 0, d);
-    for (index_t c = 0; c < whole; c += S::width) {
-      V x[rows];
-      SSMAX_UNROLL
-      for (int i = 0; i < rows; ++i) x[i] = S::load(q[i] + c);
-      SSMAX_UNROLL
-      for (int j = 0; j < step; ++j) {
-        const V y = load_stored<S>(key[j], c);
-        SSMAX_UNROLL
-        for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(x[i], y, sum[i * step + j]);
-      }
-    }
-  }
-  if (whole < d) {
-    SSMAX_UNROLL
-    for (int j = 0; j < step; ++j) {
-      const V y = load_stored_part<S>(key[j], whole, d - whole);
-      SSMAX_UNROLL
-      for (int i = 0; i < rows; ++i)
-        sum[i * step + j] = S::fma(S::load(q[i] + whole), y, sum[i * step + j]);
-    }
-  }
-  V sums = fold<S, Sum>(sum);
-  if constexpr (stored_unit<S, X> != 1) sums = S::mul(sums, S::set(stored_unit<S, X>));
-  return sums;
 }
 
 /// Writes s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time.
 template <class S, int rows, bool prefetches, class Rows>
 void decode_logits_rows(StridedRows<const typename S::Value> q, const Rows& key_rows,
                         StridedRows<typename S::Value> s) {
+  using X = typename Rows::Element;
   using T = typename S::Value;
   using V = typename S::V;
   constexpr int step = static_cast<int>(S::width) / rows;
   const Rows k = key_rows;  // a copy that no store can change
+  const index_t d = k.width, whole = d / S::width * S::width;
   for (index_t first = 0; first < k.count; first += step) {
     const index_t count = std::min<index_t>(step, k.count - first);
-    const V sums = decode_products<S, rows, prefetches>(q, k, first, count);
+    const X* key[step];
+    SSMAX_UNROLL
+    for (int j = 0; j < step; ++j) key[j] = k[first + std::min<index_t>(j, count - 1)];
+    V sum[rows * step];
+    SSMAX_UNROLL
+    for (int i = 0; i < rows * step; ++i) sum[i] = S::set(0);
+    if (d == S::width) {  // without the loops over channels, which would take half of the time
+      SSMAX_UNROLL
+      for (int j = 0; j < step; ++j) {
+        if (j < count) prefetch_row<prefetches>(k, first + j, 0, S::width);
+        const V y = load_stored<S>(key[j], 0);
+        SSMAX_UNROLL
+        for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(S::load(q[i]), y, sum[i * step + j]);
+      }
+    } else if (rows == 1 || d > decode_narrow<S>) {
+      SSMAX_UNROLL
+      for (int j = 0; j < step; ++j) {
+        prefetch_row<prefetches>(k, first + std::min<index_t>(j, count - 1), 0, d);
+        for (index_t c = 0; c < whole; c += S::width) {
+          const V y = load_stored<S>(key[j], c);
+          SSMAX_UNROLL
+          for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(S::load(q[i] + c), y, sum[i * step + j]);
+        }
+      }
+    } else {
+      SSMAX_UNROLL
+      for (int j = 0; j < step; ++j)
+        prefetch_row<prefetches>(k, first + std::min<index_t>(j, count - 1), 0, d);
+      for (index_t c = 0; c < whole; c += S::width) {
+        V x[rows];
+        SSMAX_UNROLL
+        for (int i = 0; i < rows; ++i) x[i] = S::load(q[i] + c);
+        SSMAX_UNROLL
+        for (int j = 0; j < step; ++j) {
+          const V y = load_stored<S>(key[j], c);
+          SSMAX_UNROLL
+          for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(x[i], y, sum[i * step + j]);
+        }
+      }
+    }
+    if (whole < d) {
+      SSMAX_UNROLL
+      for (int j = 0; j < step; ++j) {
+        const V y = load_stored_part<S>(key[j], whole, d - whole);
+        SSMAX_UNROLL
+        for (int i = 0; i < rows; ++i)
+          sum[i * step + j] = S::fma(S::load(q[i] + whole), y, sum[i * step + j]);
+      }
+    }
+    V sums = fold<S, Sum>(sum);
+    if constexpr (stored_unit<S, X> != 1) sums = S::mul(sums, S::set(stored_unit<S, X>));
     if (rows == 1) {
       if (count == step) {
         S::store(s.first + first, sums);
@@ -335,8 +329,28 @@ SSMAX_INLINE bool find_shift(double c, const Extremum<T>& top, T& shift) {
   return true;
 }
 
+/// Returns the logits of `count` keys, from `first` on, of `vectors` vectors each. Lanes from `count` on are -inf.
+template <class S, int vectors, bool prefetches, class Rows>
+SSMAX_INLINE typename S::V decode_vector_of_logits(const typename S::V (&q)[vectors], const Rows& k,
+                                                   index_t first, index_t count) {
+  using X = typename Rows::Element;
+  typename S::V sum[S::width];
+  SSMAX_UNROLL
+  for (int j = 0; j < static_cast<int>(S::width); ++j) {
+    sum[j] = S::set(0);
+    if (j >= count) continue;
+    prefetch_row<prefetches>(k, first + j, 0, vectors * S::width);
+    const X* key = k[first + j];
+    SSMAX_UNROLL
+    for (int c = 0; c < vectors; ++c) sum[j] = S::fma(q[c], load_stored<S>(key, c * S::width), sum[j]);
+  }
+  typename S::V sums = fold<S, Sum>(sum);
+  if constexpr (stored_unit<S, X> != 1) sums = S::mul(sums, S::set(stored_unit<S, X>));
+  return S::select(first_lanes<S>(count), sums, S::set(-std::numeric_limits<typename S::Value>::infinity()));
+}
+
 /// Computes the weights of less than S::chains vectors of keys in registers. Adds them in the order of row_exp_store.
-template <class S, bool prefetches, class Rows>
+template <class S, int vectors, bool prefetches, class Rows>
 bool decode_few_weights(const typename S::Value* q, const Rows& key_rows,
                         const QueryScale<typename S::Value>& scale, typename S::Value* s,
                         typename S::Value& shift, typename S::Value& sum) {
@@ -344,10 +358,12 @@ bool decode_few_weights(const typename S::Value* q, const Rows& key_rows,
   using V = typename S::V;
   constexpr index_t w = S::width;
   const Rows k = key_rows;  // a copy that no store can change
-  V z[S::chains], top = S::set(-std::numeric_limits<T>::infinity());
+  V query[vectors], z[S::chains], top = S::set(-std::numeric_limits<T>::infinity());
   typename S::M nan = S::none();
+  SSMAX_UNROLL
+  for (int c = 0; c < vectors; ++c) query[c] = S::load(q + c * w);
   for (index_t i = 0; i * w < k.count; ++i) {
-    z[i] = decode_products<S, 1, prefetches>({q, 0}, k, i * w, std::min(w, k.count - i * w));
+    z[i] = decode_vector_of_logits<S, vectors, prefetches>(query, k, i * w, std::min(w, k.count - i * w));
     nan = S::either(nan, S::unordered(z[i], z[i]));
     top = S::max(top, z[i]);
   }
@@ -356,7 +372,7 @@ bool decode_few_weights(const typename S::Value* q, const Rows& key_rows,
   const Exp<S> exp(scale.scale, found);
   V total = S::set(T{0});
   for (index_t i = 0; i * w < k.count; ++i) {
-    const V weights = S::keep(first_lanes<S>(k.count - i * w), exp(z[i]));
+    const V weights = exp(z[i]);
     S::store(s + i * w, weights);
     total = S::add(total, weights);
   }
@@ -369,10 +385,15 @@ bool decode_few_weights(const typename S::Value* q, const Rows& key_rows,
 template <class S, class Rows>
 bool decode_weights(const typename S::Value* q, const Rows& k, const QueryScale<typename S::Value>& scale,
                     typename S::Value* s, typename S::Value& shift, typename S::Value& sum) {
-  if (k.count < S::chains * S::width) {
-    const auto compute = k.prefetches() ? decode_few_weights<S, decode_prefetches<S, Rows>, Rows>
-                                        : decode_few_weights<S, false, Rows>;
+  const auto few = [&]<int vectors>(std::integral_constant<int, vectors>) {
+    const auto compute = k.prefetches() ? decode_few_weights<S, vectors, decode_prefetches<S, Rows>, Rows>
+                                        : decode_few_weights<S, vectors, false, Rows>;
     return compute(q, k, scale, s, shift, sum);
+  };
+  if (k.count < S::chains * S::width) {
+    if (k.width == S::width) return few(std::integral_constant<int, 1>{});
+    if (k.width == 2 * S::width) return few(std::integral_constant<int, 2>{});
+    if (k.width == 4 * S::width) return few(std::integral_constant<int, 4>{});
   }
   decode_logits_of<S, 1>({q, 0}, k, {s, 0});
   if (!find_shift(scale.c, row_max<S>(s, k.count), shift)) return false;
