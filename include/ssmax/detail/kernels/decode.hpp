@@ -58,8 +58,9 @@ template <class T, class X>
 struct ListedDecodeKernels {
   void (*logits)(StridedRows<const T> q, index_t rows, const ListedRows<X>& k, StridedRows<T> s);
   void (*accumulate)(StridedRows<const T> s, index_t rows, const ListedRows<X>& v, StridedRows<T> o);
-  /// Writes s[keys] = 2^(c·log2(e)·q·k - shift), with shift and sum of one query, and the bits of OnlineSoftmax.
-  /// Returns false if a logit is NaN or +inf, or if the shift is not exact: s is then undefined.
+  /// Writes s[keys] = 2^(c·log2(e)·q·k - shift), and shift and sum, for one query. They are bit-identical to those of
+  /// OnlineSoftmax. s is padded to a whole vector. Returns false if the shift is not exact: after NaN and +inf, and if
+  /// all logits are -inf. s is then undefined.
   bool (*weights)(const T* q, const ListedRows<X>& k, const QueryScale<T>& scale, T* s, T& shift, T& sum);
   /// Writes out[dv] = factor · s[keys] · v[keys × dv].
   void (*output)(const T* s, const ListedRows<X>& v, T factor, T* out);

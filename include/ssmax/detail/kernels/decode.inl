@@ -85,7 +85,7 @@ SSMAX_INLINE void prefetch_row(const Rows& rows, index_t i, index_t c, index_t c
     constexpr index_t group = std::is_same_v<X, Q8_0> ? Q8_0::group : 1;
     const std::uintptr_t first = rows.later(i) + static_cast<std::uintptr_t>(c / group) * sizeof(X);
     const std::uintptr_t end = first + static_cast<std::uintptr_t>((count + group - 1) / group) * sizeof(X);
-    if (end - first <= 64) {  // without a branch per row
+    if (end - first <= 64) {  // two lines at most, without a branch
       __builtin_prefetch(reinterpret_cast<const void*>(first));
       __builtin_prefetch(reinterpret_cast<const void*>(end - 1));
       return;
@@ -344,9 +344,8 @@ SSMAX_INLINE typename S::V decode_vector_of_logits(const typename S::V (&q)[vect
     SSMAX_UNROLL
     for (int c = 0; c < vectors; ++c) sum[j] = S::fma(q[c], load_stored<S>(key, c * S::width), sum[j]);
   }
-  typename S::V sums = fold<S, Sum>(sum);
-  if constexpr (stored_unit<S, X> != 1) sums = S::mul(sums, S::set(stored_unit<S, X>));
-  return S::select(first_lanes<S>(count), sums, S::set(-std::numeric_limits<typename S::Value>::infinity()));
+  const typename S::V lowest = S::set(-std::numeric_limits<typename S::Value>::infinity());
+  return S::select(first_lanes<S>(count), fold<S, Sum>(sum), lowest);
 }
 
 /// Computes the weights of less than S::chains vectors of keys in registers. Adds them in the order of row_exp_store.

@@ -117,8 +117,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     return seen;
   }
 
-  /// Computes and stores the result of one query over at most listed_ahead listed keys, with the bits of attend_chunk
-  /// and store. Returns false for other tasks, and for logits that these kernels do not take.
+  /// Computes and stores the result of one query over at most listed_ahead listed keys. It is bit-identical to that of
+  /// attend_chunk and store. Returns false for other tasks, and for logits that these kernels do not take.
   bool store_at_once(const Result<Compute>& result) {
     if (!lists_rows_ || count_ != 1 || variant_.has_runs || variant_.has_predicate || multipliers_.has_score)
       return false;
@@ -465,9 +465,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   static constexpr index_t widest_vector = 64 / sizeof(Compute);  // in numbers, of all targets
 
   const Multipliers multipliers_;
-  StridedRows<const Compute> queries_{};  // padded with 0 to whole vectors
-  QueryScale<Compute> scale_{std::numeric_limits<double>::quiet_NaN(),
-                             {}};  // of the last query of store_at_once
+  StridedRows<const Compute> queries_{};                                     // padded with 0 to whole vectors
+  QueryScale<Compute> scale_{std::numeric_limits<double>::quiet_NaN(), {}};  // the last one of store_at_once
   OnlineSoftmax<Compute> softmax_[decode_rows];
   Seen seen_[decode_rows];            // visible keys of the chunk, per row
   index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else count_
