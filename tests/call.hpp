@@ -22,6 +22,7 @@ struct AttentionOptions {
   bool batch_invariant = false;
   bool scaled_sinks = false;
   bool rotate_source_keys = false;
+  bool more_queries_than_keys = false;
   SequenceLengths lengths{};
   Explanation* explanation = nullptr;
 };
@@ -41,6 +42,8 @@ Arguments with_options(Arguments to, const AttentionOptions<T>& from) {
   to.lengths = from.lengths;
   to.explanation = from.explanation;
   if constexpr (requires { to.rotate_source_keys; }) to.rotate_source_keys = from.rotate_source_keys;
+  if constexpr (requires { to.more_queries_than_keys; })
+    to.more_queries_than_keys = from.more_queries_than_keys;
   return to;
 }
 

@@ -95,6 +95,70 @@ TEST_CASE("attention over keys by index is attention over a cache", "[decode][in
   SECTION("double") { compare<double, int>(2, 1, 2); }
 }
 
+struct LastKeys {
+  KeyRange keys(const Query& query) const {
+    return {std::max<index_t>(query.shape.keys - 9, 0), query.shape.keys};
+  }
+};
+
+/// One query per kv head. The cache's keys are one run, so that the steps of its softmax are calls of their own.
+template <class X>
+void compare_short_lists(index_t d, index_t dv, bool is_special) {
+  std::vector<index_t> lengths(21);
+  std::iota(lengths.begin(), lengths.end(), index_t{0});
+  for (const index_t length : {31, 32, 33, 47, 48, 63, 64, 65}) lengths.push_back(length);
+  Data<X> data({2, 2, 1, d, dv, lengths});
+  for (index_t b = 2; is_special && b < data.shape.batch(); ++b) {
+    const float infinity = std::numeric_limits<float>::infinity(), nan = infinity - infinity;
+    const index_t key = b % data.shape.length(b);
+    const X number(std::array{nan, infinity, -infinity, 60000.F, -60000.F}[static_cast<std::size_t>(b % 5)]);
+    (b % 3 == 0 ? data.v_row(b, 0, key) : data.k_row(b, 0, key))[d / 2 % dv] = number;
+  }
+  const KvCache<X> cache = filled<X>(data);
+  const Pool<X, int> pool(cache, 1, 1, 3);
+  for_each_target_of<X>([&](const std::string& target) {
+    INFO(target << ", width " << d << ", value width " << dv << ", special numbers " << is_special);
+    const AttentionOptions<X> options{.more_queries_than_keys = true};  // sequences without keys
+    check_source(data, cache, pool.keys(), ssmax::Full{}, options);
+    check_source(data, cache, pool.keys(), LastKeys{}, options);
+    for (const float c : {0.F, -1.F, 1e-30F, 1e30F}) {
+      const auto call = [&](const auto& keys) {
+        return run(data, keys, ssmax::Constant{c}, ssmax::Full{}, Identity{}, options);
+      };
+      CHECK(call(pool.keys()) == call(cache));
+    }
+  });
+}
+
+TEST_CASE("one query over a short list of keys", "[decode][indexed_keys]") {
+  for (const bool is_special : {false, true}) {
+    for (const index_t width : {1, 7, 16, 32, 64}) compare_short_lists<float>(width, width, is_special);
+    compare_short_lists<float>(16, 24, is_special);
+    compare_short_lists<half>(16, 32, is_special);
+    compare_short_lists<double>(16, 8, is_special);
+  }
+}
+
+TEST_CASE("the kernel of the weights of a short list refuses what it cannot weigh",
+          "[decode][indexed_keys]") {
+  using Kernels = ssmax::shared::ListedDecodeKernels<float, float>;
+  for_each_target_of<float>([&](const std::string& target) {
+    INFO(target);
+    for (const float number :
+         {1.F, -std::numeric_limits<float>::infinity(), 1e30F, std::numeric_limits<float>::infinity(),
+          std::numeric_limits<float>::quiet_NaN()}) {
+      const std::vector<float> q(16, 1), key(16, 0.25F), other(16, number);
+      const std::array rows{reinterpret_cast<const std::byte*>(key.data()),
+                            reinterpret_cast<const std::byte*>(other.data())};
+      std::vector<float> s(16), shift(1), sum(1);
+      const bool is_weighed = ssmax::detail::kernels<Kernels>().weights(
+          q.data(), {rows.data(), 0, 2, 16}, {1, ssmax::detail::Multiplier<float>(1).scale}, s.data(),
+          shift.front(), sum.front());
+      CHECK(is_weighed == (number < 1e30F));
+    }
+  });
+}
+
 template <class T>
 void compare_rotated(index_t queries, bool in_call) {
   const Data<T> data({4, 2, queries, 24, 17, {300, queries, 90}});

@@ -1,9 +1,12 @@
 // Declares the kernels of attention with few queries.
 #pragma once
 
+#include <numbers>
+
 #include "exp.hpp"  // for simd/neon_bf16.inl, whose region includes no headers
 #include "lanes.hpp"
 #include "prefill.hpp"
+#include "rows.hpp"
 
 SSMAX_BEGIN_SHARED
 
@@ -43,11 +46,24 @@ struct DecodeKernels {
   void (*accumulate)(StridedRows<const T> s, index_t rows, const KeyRows<X>& v, StridedRows<T> o);
 };
 
+/// The multiplier c of a query, and c·log2(e) as exponentials take it.
+template <class T>
+struct QueryScale {
+  double c;
+  Scale<T> scale;
+};
+
 /// The same for keys and values at any addresses.
 template <class T, class X>
 struct ListedDecodeKernels {
   void (*logits)(StridedRows<const T> q, index_t rows, const ListedRows<X>& k, StridedRows<T> s);
   void (*accumulate)(StridedRows<const T> s, index_t rows, const ListedRows<X>& v, StridedRows<T> o);
+  /// Writes s[keys] = 2^(c·log2(e)·q·k - shift), and shift and sum, for one query. They are bit-identical to those of
+  /// OnlineSoftmax. s is padded to a whole vector. Returns false if the shift is not exact: after NaN and +inf, and if
+  /// all logits are -inf. s is then undefined.
+  bool (*weights)(const T* q, const ListedRows<X>& k, const QueryScale<T>& scale, T* s, T& shift, T& sum);
+  /// Writes out[dv] = factor · s[keys] · v[keys × dv].
+  void (*output)(const T* s, const ListedRows<X>& v, T factor, T* out);
 };
 
 /// The number of keys that are packed together.

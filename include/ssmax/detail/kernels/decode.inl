@@ -85,6 +85,11 @@ SSMAX_INLINE void prefetch_row(const Rows& rows, index_t i, index_t c, index_t c
     constexpr index_t group = std::is_same_v<X, Q8_0> ? Q8_0::group : 1;
     const std::uintptr_t first = rows.later(i) + static_cast<std::uintptr_t>(c / group) * sizeof(X);
     const std::uintptr_t end = first + static_cast<std::uintptr_t>((count + group - 1) / group) * sizeof(X);
+    if (end - first <= 64) {  // two lines at most, without a branch
+      __builtin_prefetch(reinterpret_cast<const void*>(first));
+      __builtin_prefetch(reinterpret_cast<const void*>(end - 1));
+      return;
+    }
     for (std::uintptr_t line = first / 64 * 64; line < end; line += 64)
       __builtin_prefetch(reinterpret_cast<const void*>(line));
   }
@@ -208,17 +213,12 @@ void decode_logits(StridedRows<const typename S::Value> q, index_t rows, const R
   }
 }
 
+/// Adds weights times `vectors` vectors of values from channel c on.
 template <class S, int rows, int vectors, bool prefetches, class Rows>
-SSMAX_INLINE void decode_accumulate_block(StridedRows<const typename S::Value> s, const Rows& v, index_t c,
-                                          StridedRows<typename S::Value> o) {
+SSMAX_INLINE void decode_add_values(StridedRows<const typename S::Value> s, const Rows& v, index_t c,
+                                    typename S::V (&sum)[rows][vectors]) {
   using X = typename Rows::Element;
   using V = typename S::V;
-  V sum[rows][vectors];
-  SSMAX_UNROLL
-  for (int i = 0; i < rows; ++i) {
-    SSMAX_UNROLL
-    for (int j = 0; j < vectors; ++j) sum[i][j] = S::load(o[i] + c + j * S::width);
-  }
   for (index_t key = 0; key < v.count; ++key) {
     prefetch_row<prefetches>(v, key, c, vectors * S::width);
     const X* row = v[key];
@@ -232,11 +232,15 @@ SSMAX_INLINE void decode_accumulate_block(StridedRows<const typename S::Value> s
       for (int j = 0; j < vectors; ++j) sum[i][j] = S::fma(weight, x[j], sum[i][j]);
     }
   }
-  SSMAX_UNROLL
-  for (int i = 0; i < rows; ++i) {
-    SSMAX_UNROLL
-    for (int j = 0; j < vectors; ++j) S::store(o[i] + c + j * S::width, sum[i][j]);
-  }
+}
+
+template <class S, int rows, int vectors, bool prefetches, class Rows>
+SSMAX_INLINE void decode_accumulate_block(StridedRows<const typename S::Value> s, const Rows& v, index_t c,
+                                          StridedRows<typename S::Value> o) {
+  typename S::V sum[rows][vectors];
+  load_sums<S>({o[0] + c, o.stride}, sum);
+  decode_add_values<S, rows, vectors, prefetches>(s, v, c, sum);
+  store_sums<S>(sum, {o[0] + c, o.stride});
 }
 
 template <class S, int rows, bool prefetches, class Rows>
@@ -308,6 +312,124 @@ void decode_accumulate(StridedRows<const typename S::Value> s, index_t rows, con
   }
 }
 
+/// Returns the lanes below `count`, which may be larger than the number of lanes.
+template <class S>
+SSMAX_INLINE typename S::M first_lanes(index_t count) {
+  using T = typename S::Value;
+  static constexpr T numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return S::less(S::load(numbers), S::set(static_cast<T>(count)));
+}
+
+/// Returns the shift of the largest logit, as OnlineSoftmax does. Returns false if the shift is not exact.
+template <class T>
+SSMAX_INLINE bool find_shift(double c, const Extremum<T>& top, T& shift) {
+  const double largest = c * static_cast<double>(top.value) * std::numbers::log2e;
+  if (top.has_nan || !(std::abs(largest) < largest_shift<double>)) return false;
+  shift = static_cast<T>(round_shift(largest));
+  return true;
+}
+
+/// Returns the logits of `count` keys, from `first` on, of `vectors` vectors each. Lanes from `count` on are -inf.
+template <class S, int vectors, bool prefetches, class Rows>
+SSMAX_INLINE typename S::V decode_vector_of_logits(const typename S::V (&q)[vectors], const Rows& k,
+                                                   index_t first, index_t count) {
+  using X = typename Rows::Element;
+  typename S::V sum[S::width];
+  SSMAX_UNROLL
+  for (int j = 0; j < static_cast<int>(S::width); ++j) {
+    sum[j] = S::set(0);
+    if (j >= count) continue;
+    prefetch_row<prefetches>(k, first + j, 0, vectors * S::width);
+    const X* key = k[first + j];
+    SSMAX_UNROLL
+    for (int c = 0; c < vectors; ++c) sum[j] = S::fma(q[c], load_stored<S>(key, c * S::width), sum[j]);
+  }
+  const typename S::V lowest = S::set(-std::numeric_limits<typename S::Value>::infinity());
+  return S::select(first_lanes<S>(count), fold<S, Sum>(sum), lowest);
+}
+
+/// Computes the weights of less than S::chains vectors of keys in registers. Adds them in the order of row_exp_store.
+template <class S, int vectors, bool prefetches, class Rows>
+bool decode_few_weights(const typename S::Value* q, const Rows& key_rows,
+                        const QueryScale<typename S::Value>& scale, typename S::Value* s,
+                        typename S::Value& shift, typename S::Value& sum) {
+  using T = typename S::Value;
+  using V = typename S::V;
+  constexpr index_t w = S::width;
+  const Rows k = key_rows;  // a copy that no store can change
+  V query[vectors], z[S::chains], top = S::set(-std::numeric_limits<T>::infinity());
+  typename S::M nan = S::none();
+  SSMAX_UNROLL
+  for (int c = 0; c < vectors; ++c) query[c] = S::load(q + c * w);
+  for (index_t i = 0; i * w < k.count; ++i) {
+    z[i] = decode_vector_of_logits<S, vectors, prefetches>(query, k, i * w, std::min(w, k.count - i * w));
+    nan = S::either(nan, S::unordered(z[i], z[i]));
+    top = S::max(top, z[i]);
+  }
+  T found;
+  if (!find_shift<T>(scale.c, {S::reduce_max(top), S::any(nan)}, found)) return false;
+  const Exp<S> exp(scale.scale, found);
+  V total = S::set(T{0});
+  for (index_t i = 0; i * w < k.count; ++i) {
+    const V weights = exp(z[i]);
+    S::store(s + i * w, weights);
+    total = S::add(total, weights);
+  }
+  shift = found;
+  sum = S::reduce_sum(total);
+  return true;
+}
+
+/// Computes the weights of one query: the steps of OnlineSoftmax::update.
+template <class S, class Rows>
+bool decode_weights(const typename S::Value* q, const Rows& k, const QueryScale<typename S::Value>& scale,
+                    typename S::Value* s, typename S::Value& shift, typename S::Value& sum) {
+  const auto few = [&]<int vectors>(std::integral_constant<int, vectors>) {
+    const auto compute = k.prefetches() ? decode_few_weights<S, vectors, decode_prefetches<S, Rows>, Rows>
+                                        : decode_few_weights<S, vectors, false, Rows>;
+    return compute(q, k, scale, s, shift, sum);
+  };
+  if (k.count < S::chains * S::width) {
+    if (k.width == S::width) return few(std::integral_constant<int, 1>{});
+    if (k.width == 2 * S::width) return few(std::integral_constant<int, 2>{});
+    if (k.width == 4 * S::width) return few(std::integral_constant<int, 4>{});
+  }
+  decode_logits_of<S, 1>({q, 0}, k, {s, 0});
+  if (!find_shift(scale.c, row_max<S>(s, k.count), shift)) return false;
+  OverlappedWork<typename S::Value> nothing{};
+  sum = row_exp_store<S>(s, k.count, scale.scale, shift, s, nothing);
+  return true;
+}
+
+/// Writes `vectors` vectors of the result of one query.
+template <class S, int vectors, bool prefetches, class Rows>
+void decode_output_block(const typename S::Value* s, const Rows& value_rows, typename S::Value factor,
+                         typename S::Value* out) {
+  const Rows v = value_rows;  // a copy that no store can change
+  typename S::V sum[1][vectors];
+  clear_sums<S>(sum);
+  decode_add_values<S, 1, vectors, prefetches>({s, 0}, v, 0, sum);
+  SSMAX_UNROLL
+  for (int j = 0; j < vectors; ++j) S::store(out + j * S::width, S::mul(S::set(factor), sum[0][j]));
+}
+
+/// Writes the result of one query over few keys.
+template <class S, class Rows>
+void decode_output(const typename S::Value* s, const Rows& v, typename S::Value factor,
+                   typename S::Value* out) {
+  const auto write = [&]<int vectors>(std::integral_constant<int, vectors>) {
+    const auto compute = v.prefetches() ? decode_output_block<S, vectors, decode_prefetches<S, Rows>, Rows>
+                                        : decode_output_block<S, vectors, false, Rows>;
+    compute(s, v, factor, out);
+  };
+  if (v.width == S::width) return write(std::integral_constant<int, 1>{});
+  if (v.width == 2 * S::width) return write(std::integral_constant<int, 2>{});
+  if (v.width == 4 * S::width) return write(std::integral_constant<int, 4>{});
+  std::fill_n(out, v.width, typename S::Value{0});
+  decode_accumulate_of<S, 1>({s, 0}, v, {out, 0});
+  row_multiply<S>(out, v.width, factor, out);
+}
+
 /// The empty table of targets without pair dots.
 template <class T>
 struct KernelTable<PairDecodeKernels<T, bfloat16>> {
@@ -325,5 +447,7 @@ template <class T, class X>
 struct KernelTable<ListedDecodeKernels<T, X>> {
   using S = Simd<T>;
   static constexpr ListedDecodeKernels<T, X> value{.logits = decode_logits<S, ListedRows<X>>,
-                                                   .accumulate = decode_accumulate<S, ListedRows<X>>};
+                                                   .accumulate = decode_accumulate<S, ListedRows<X>>,
+                                                   .weights = decode_weights<S, ListedRows<X>>,
+                                                   .output = decode_output<S, ListedRows<X>>};
 };

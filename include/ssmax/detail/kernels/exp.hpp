@@ -19,6 +19,14 @@ struct Scale {
 template <class T>
 inline constexpr T largest_shift = T{1 << 20};
 
+/// Rounds to the nearest integer. Requires |product| < largest_shift. std::nearbyint is not used, because it
+/// is a call into libm without SSE4.1.
+template <class T>
+SSMAX_INLINE T round_shift(T product) {
+  constexpr T magic = sizeof(T) == sizeof(double) ? T(0x1.8p52) : T(0x1.8p23);
+  return (product + magic) - magic;
+}
+
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/exp.inl"

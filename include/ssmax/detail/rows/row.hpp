@@ -95,14 +95,6 @@ struct Multiplier {
   bool is_plain() const { return direction == 1; }
 };
 
-/// Rounds to the nearest integer. Requires |product| < largest_shift. std::nearbyint is not used, because it
-/// is a call into libm without SSE4.1.
-template <class T>
-T round_shift(T product) {
-  constexpr T magic = sizeof(T) == sizeof(double) ? T(0x1.8p52) : T(0x1.8p23);
-  return (product + magic) - magic;
-}
-
 enum class RowKind {
   regular,
   masked,       // all logits are -inf: every probability is 0

@@ -87,6 +87,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     RowCursor cursor = this->select(sequences, kv_head, first, count);
     const index_t d = problem_.width();
     KeyRange seen{sequence_->shape.keys, 0};
+    queries_ = {memory_.q, memory_.pitch};
     for (; padded_rows_ < count; ++padded_rows_)
       std::fill_n(memory_.q + padded_rows_ * memory_.pitch + d, memory_.pitch - d, Compute{0});
     for (index_t r = 0; r < count; ++r, cursor.next()) {
@@ -99,11 +100,14 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       }
       seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
       const Compute* loaded = load_query(problem_, variant_, row, q);
+      if (count == 1 && d % widest_vector == 0 && !multipliers_.has_score) {
+        queries_.first = loaded;
+        continue;
+      }
       if (loaded != q) std::copy_n(loaded, d, q);
       if (multipliers_.has_score) {
         for (index_t c = 0; c < d; ++c) q[c] *= static_cast<Compute>(problem_.scale);
       }
-      softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(row));
     }
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
     lists_rows_ = reads_keys_in_place() && problem_.keys.k_type().listed_logits != nullptr &&
@@ -111,6 +115,37 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
                   (are_listed(seen) || has_short_runs(problem_.keys, batch_, kv_head, seen, short_run));
     if (!lists_rows_) prefetching_ = Prefetching(problem_, batch_, rows_, seen);
     return seen;
+  }
+
+  /// Computes and stores the result of one query over at most listed_ahead listed keys. It is bit-identical to that of
+  /// attend_chunk and store. Returns false for other tasks, and for logits that these kernels do not take.
+  bool store_at_once(const Result<Compute>& result) {
+    if (!lists_rows_ || count_ != 1 || variant_.has_runs || variant_.has_predicate || multipliers_.has_score)
+      return false;
+    const QueryRow& row = memory_.rows[0];
+    const KeyRange keys = row.keys;
+    const index_t first = keys.begin % key_chunk, count = keys.size();
+    if (count > listed_ahead || first + count > key_chunk) return false;
+    if (const double c = multipliers_.of_softmax(row); c != scale_.c) {
+      const Multiplier<Compute> multiplier(c);
+      if (!multiplier.is_plain()) return false;
+      scale_ = {c, multiplier.scale};
+    }
+    list_rows(keys, first);
+    const HeadDistance& distance = problem_.keys.head_distance();
+    Compute shift, sum, factor;
+    if (!problem_.keys.k_type().listed_weights(
+            queries_.first,
+            listed(memory_.k_rows + first, listed_.k_bytes, distance.k, count, problem_.width()), scale_,
+            memory_.s, shift, sum))
+      return false;
+    Compute* const out =
+        place_result(result, row, problem_.state_row(row.query), shift, sum, memory_.block_o, factor);
+    problem_.keys.v_type().listed_output(
+        memory_.s, listed(memory_.v_rows + first, listed_.v_bytes, distance.v, count, memory_.dv), factor,
+        out);
+    narrow_result(result, row, out);
+    return true;
   }
 
   /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
@@ -127,9 +162,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   void attend_chunk(KeyRange keys, Compute* states) {
     const SoftmaxState<Compute> state = memory_.layout.at(states, 0);
     this->reset(states);
-    for (index_t r = 0; r < count_; ++r) {
-      softmax_[r].reset();
-    }
+    for (index_t r = 0; r < count_; ++r)
+      softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(memory_.rows[r]));
     weigh_values(keys, state.o);
     for (index_t r = 0; r < count_; ++r) {
       // `lost` is the rounding error of the shift in Compute. Multiplying sum and o by 2^lost corrects the error.
@@ -250,20 +284,20 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     const auto logits = problem_.keys.k_type().logits;
     if (!reads_keys_in_place()) {
       load_keys(problem_, variant_, sequence_->shape, {batch_, kv_head_, keys}, {memory_.wide, d});
-      kernels<DecodeKernels<Compute, Compute>>().logits({memory_.q, memory_.pitch}, count_,
-                                                        {memory_.wide, d, keys.size(), d}, {s, key_chunk});
+      kernels<DecodeKernels<Compute, Compute>>().logits(queries_, count_, {memory_.wide, d, keys.size(), d},
+                                                        {s, key_chunk});
       return;
     }
     if (lists_rows_) {
       const index_t first = s - memory_.s;
       list_rows(keys, first);
       return problem_.keys.k_type().listed_logits(
-          {memory_.q, memory_.pitch}, count_,
+          queries_, count_,
           listed(memory_.k_rows + first, listed_.k_bytes, problem_.keys.head_distance().k, keys.size(), d),
           {s, key_chunk});
     }
     for_each_run(problem_.keys, {batch_, kv_head_, keys}, [&](index_t key, const AnyKeyRun& run) {
-      logits({memory_.q, memory_.pitch}, count_,
+      logits(queries_, count_,
              {run.k, run.k_stride, run.count, d,
               prefetching_.template bytes<false>(problem_.keys, batch_, kv_head_, key, run)},
              run.k_factors, memory_.scaled, {s + (key - keys.begin), key_chunk});
@@ -428,7 +462,11 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     });
   }
 
+  static constexpr index_t widest_vector = 64 / sizeof(Compute);  // in numbers, of all targets
+
   const Multipliers multipliers_;
+  StridedRows<const Compute> queries_{};                                     // padded with 0 to whole vectors
+  QueryScale<Compute> scale_{std::numeric_limits<double>::quiet_NaN(), {}};  // the last one of store_at_once
   OnlineSoftmax<Compute> softmax_[decode_rows];
   Seen seen_[decode_rows];            // visible keys of the chunk, per row
   index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else count_

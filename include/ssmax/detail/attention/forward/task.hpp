@@ -25,6 +25,9 @@ class ForwardTask {
     return !variant_.has_runs || find_visible_blocks(variant_, memory_, count_, keys);
   }
 
+  /// Computes and stores the results of the task without states. Returns false if the path cannot.
+  bool store_at_once(const Result<Compute>&) const { return false; }
+
   /// Initializes the states: to the state before the first key or, if the result continues a state, to that state.
   void begin(Compute* states, const Result<Compute>& result) const {
     reset(states);

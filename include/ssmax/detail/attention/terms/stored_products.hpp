@@ -124,6 +124,17 @@ void accumulate_listed(StridedRows<const Compute> s, index_t rows, const ListedR
   kernels<ListedDecodeKernels<Compute, X>>().accumulate(s, rows, v.as<X>(), o);
 }
 
+template <class Compute, class X>
+bool listed_weights(const Compute* q, const ListedRows<void>& k, const QueryScale<Compute>& scale, Compute* s,
+                    Compute& shift, Compute& sum) {
+  return kernels<ListedDecodeKernels<Compute, X>>().weights(q, k.as<X>(), scale, s, shift, sum);
+}
+
+template <class Compute, class X>
+void listed_output(const Compute* s, const ListedRows<void>& v, Compute factor, Compute* out) {
+  kernels<ListedDecodeKernels<Compute, X>>().output(s, v.as<X>(), factor, out);
+}
+
 /// A type with kernels for its stored rows. The caller converts rows of your own storage type.
 template <class X>
 concept MultipliedStorage = BuiltInStorage<X> || QuantizedStorage<X>;
@@ -141,6 +152,8 @@ constexpr StoredType<Compute> make_stored_type() {
     } else if constexpr (has_lists) {
       type.listed_logits = listed_logits<Compute, X>;
       type.accumulate_listed = accumulate_listed<Compute, X>;
+      type.listed_weights = listed_weights<Compute, X>;
+      type.listed_output = listed_output<Compute, X>;
     }
   }
   return type;

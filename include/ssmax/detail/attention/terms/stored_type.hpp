@@ -57,6 +57,9 @@ struct StoredType {
                         StridedRows<Compute> s) = nullptr;
   void (*accumulate_listed)(StridedRows<const Compute> s, index_t rows, const ListedRows<void>& v,
                             StridedRows<Compute> o) = nullptr;
+  bool (*listed_weights)(const Compute* q, const ListedRows<void>& k, const QueryScale<Compute>& scale,
+                         Compute* s, Compute& shift, Compute& sum) = nullptr;
+  void (*listed_output)(const Compute* s, const ListedRows<void>& v, Compute factor, Compute* out) = nullptr;
 };
 
 SSMAX_END

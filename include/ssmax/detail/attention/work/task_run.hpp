@@ -32,6 +32,10 @@ class TaskLane {
     const Result<Compute>& result = run_.phase.result;
     const index_t parts = parts_of(run_), together = together_of(run_),
                   group = parts == 1 ? piece : piece / parts;
+    if (pass == TaskPass::whole && together == 1 && !result.continues()) {
+      prepare(group);
+      if (task_.store_at_once(result)) return;
+    }
     if (group != entered_) enter(group, together);
     // A task over all keys computes the states of its first chunk directly in its totals.
     const auto begin_totals = [&](Head& head) {
