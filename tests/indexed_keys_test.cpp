@@ -159,6 +159,43 @@ TEST_CASE("the kernel of the weights of a short list refuses what it cannot weig
   });
 }
 
+index_t weighed = 0;
+
+bool weigh_and_count(const float* q, const ssmax::shared::ListedRows<void>& k,
+                     const ssmax::shared::QueryScale<float>& scale, float* s, float& shift, float& sum) {
+  ++weighed;
+  return ssmax::detail::listed_weights<float, float>(q, k, scale, s, shift, sum);
+}
+
+TEST_CASE("one kernel weighs each list of at most 64 keys", "[decode][indexed_keys]") {
+  const Data<float> data({2, 2, 1, 16, 16, {12, 64, 65}});
+  const KvCache<float> cache = filled<float>(data);
+  const Pool<float, int> pool(cache, 1, 1, 3);
+  const auto keys = pool.keys();
+  auto type = ssmax::detail::stored_type<float, float, true>;
+  type.listed_weights = weigh_and_count;
+  const ssmax::Softmax scaling;
+  const ssmax::Full mask;
+  const Identity score;
+  const ssmax::detail::UserVariant<float, ssmax::Softmax, ssmax::Full, Identity> variant(scaling, mask,
+                                                                                         score);
+  for_each_target_of<float>([&](const std::string& target) {
+    INFO(target);
+    std::vector<float> out(data.q.size());
+    ssmax::shared::ForwardCall<float> call{};
+    ssmax::detail::build_call<float>("attention", {.q = data.q_view(), .out = {out.data(), {3, 2, 1, 16}}},
+                                     ssmax::Keys<float>(keys), call);
+    call.problem.keys = ssmax::shared::AnyKeys<float>(keys, &type, &type);
+    ssmax::compiled::open_call<float>(call, variant);
+    ssmax::Serial serial;
+    weighed = 0;
+    ssmax::compiled::run_attention<float>(call.problem, variant, call.result, nullptr,
+                                          ssmax::shared::AnyExecutor(serial));
+    CHECK(weighed == 2 * 2);
+    CHECK(out == run(data, keys, scaling, mask, score).out);
+  });
+}
+
 template <class T>
 void compare_rotated(index_t queries, bool in_call) {
   const Data<T> data({4, 2, queries, 24, 17, {300, queries, 90}});
