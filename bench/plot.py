@@ -2,9 +2,10 @@
 """Draws the speed of prefill against n from the JSON of a benchmark run, by gnuplot.
 
   plot.py run.json docs/prefill.png
+  plot.py run.json docs/speed.png --panel causal 64
 
-The picture shows medians of one thread and float. Full and causal are side by side, with one row per head width. The
-dashed line is the FMA peak.
+The picture shows medians of one thread and float. Full and causal are side by side, with one row per head width. With
+--panel, it shows one mask and one head width. The dashed line is the FMA peak.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from table import Run, attention_shapes
 CURVES = {
     "softmax": ("#c03030", "ssmax (Softmax)"),
     "ssmax": ("#e89020", "ssmax (SSMax)"),
+    "ssmax_rope": ("#e89020", "ssmax (SSMax and rope)"),
     "onednn_tile": ("#2060b0", "tiles over oneDNN"),
     "onednn": ("#60a0e0", "oneDNN, unfused"),
     "torch": ("#30a060", "PyTorch"),
@@ -50,15 +52,16 @@ def panel(run, shapes, mask, width, number):
     return lines + ["plot " + ", \\\n     ".join(plots)]
 
 
-def script(run, output):
+def script(run, output, only=None):
     shapes = [a for a in attention_shapes(run, "prefill") if a.threads == 1 and a.type == "f32"]
     sizes = sorted({a.n for a in shapes})
     peak = run.median("limit/fma_t1", "GFLOPS") or 0
     top = 1.05 * max([peak] + [value for name in CURVES for _, value in points(run, name, shapes)])
+    layout = "1,1 margins 0.08,0.98,0.24,0.92" if only else "2,2 margins 0.06,0.98,0.13,0.95 spacing 0.07,0.11"
     lines = [
-        "set terminal pngcairo size 1300,1000 font 'Sans,12'",
+        f"set terminal pngcairo size {'1000,560' if only else '1300,1000'} font 'Sans,12'",
         f"set output '{output}'",
-        "set multiplot layout 2,2 margins 0.06,0.98,0.13,0.95 spacing 0.07,0.11",
+        f"set multiplot layout {layout}",
         "set logscale x 2",
         f"set xtics ({', '.join(map(str, sizes))})",
         f"set xrange [{0.9 * sizes[0]}:{1.1 * sizes[-1]}]",
@@ -70,7 +73,7 @@ def script(run, output):
         "set tics nomirror",
         "unset key",  # the last picture has the legend of all
     ]
-    panels = [(mask, width) for width in sorted({a.width for a in shapes}) for mask in ("full", "causal")]
+    panels = [only] if only else [(mask, width) for width in sorted({a.width for a in shapes}) for mask in ("full", "causal")]
     for number, (mask, width) in enumerate(panels):
         if number == len(panels) - 1:
             lines.append("set key at screen 0.5,0.035 center vertical maxrows 2 Left reverse width -3")
@@ -78,16 +81,18 @@ def script(run, output):
     return "\n".join(lines + ["unset multiplot", ""])
 
 
-def draw(run, output):
-    subprocess.run(["gnuplot"], input=script(run, output), text=True, check=True)
+def draw(run, output, only=None):
+    subprocess.run(["gnuplot"], input=script(run, output, only), text=True, check=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="the file that --benchmark_out wrote")
     parser.add_argument("output", help="the picture")
+    parser.add_argument("--panel", nargs=2, metavar=("MASK", "WIDTH"), help="draw one mask and one head width")
     arguments = parser.parse_args()
-    draw(Run(arguments.run), arguments.output)
+    only = (arguments.panel[0], int(arguments.panel[1])) if arguments.panel else None
+    draw(Run(arguments.run), arguments.output, only)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 int main() {
   using namespace ssmax;
   constexpr index_t heads = 8, kv_heads = 2, d = 64, prompt = 200, total = 210;
-  std::vector<float> q(heads * total * d), k(kv_heads * total * d), v(k), expected(q), out(heads * d);
+  std::vector<float> q(heads * total * d), k(kv_heads * total * d), v(k), expected(q), out(q);
   for (std::size_t i = 0; i < q.size(); ++i) q[i] = std::sin(0.37f * static_cast<float>(i));
   for (std::size_t i = 0; i < k.size(); ++i) k[i] = v[i] = std::cos(0.61f * static_cast<float>(i));
   // Views are [batch, head, position, channel] with any strides; k and v may have fewer heads.
@@ -32,17 +32,22 @@ int main() {
   // Token by token. n and positions come from the cache.
   KvCache<bfloat16> cache({.kv_heads = kv_heads, .width = d, .capacity = total});
   cache.append(positions(k, kv_heads, 0, prompt), positions(v, kv_heads, 0, prompt), &rope);
-  float worst = 0;
   for (index_t token = prompt; token < total; ++token) {
     cache.append(positions(k, kv_heads, token, 1), positions(v, kv_heads, token, 1), &rope);
     attention({.q = positions(q, heads, token, 1),
                .keys = cache,
-               .out = {out.data(), {1, heads, 1, d}},
+               .out = positions(out, heads, token, 1),
                .rope = &rope},
               scaling, Causal{}, pool);
-    for (index_t i = 0; i < heads * d; ++i) {
-      const float same = positions(expected, heads, token, 1)(0, i / d, 0, i % d);
-      worst = std::max(worst, std::abs(out[static_cast<std::size_t>(i)] - same));
+  }
+
+  float worst = 0;
+  const View<float, 4> tokens = positions(out, heads, prompt, total - prompt),
+                       same = positions(expected, heads, prompt, total - prompt);
+  for (index_t head = 0; head < heads; ++head) {
+    for (index_t i = 0; i < total - prompt; ++i) {
+      for (index_t c = 0; c < d; ++c)
+        worst = std::max(worst, std::abs(tokens(0, head, i, c) - same(0, head, i, c)));
     }
   }
   return worst < 0.02f ? 0 : 1;  // bfloat16 keeps 8 bits
