@@ -2,22 +2,14 @@
 // bounds.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <concepts>
 #include <functional>
-#include <limits>
-#include <ssmax/attention_backward.hpp>
-#include <string>
-#include <type_traits>
-#include <vector>
 
 #include "attention_problem.hpp"
 #include "call.hpp"
-#include "catch.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem {
 

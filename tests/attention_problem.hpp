@@ -1,23 +1,15 @@
 // A problem for attention, its expected results, and error bounds.
 #pragma once
 
-#include <array>
-#include <cmath>
 #include <concepts>
 #include <functional>
-#include <limits>
-#include <span>
-#include <ssmax/attention.hpp>
 #include <ssmax/detail/dispatch/bf16.hpp>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "call.hpp"
-#include "catch.hpp"
 #include "reference_attention.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem {
 

@@ -1,20 +1,10 @@
 // Cross-entropy and its gradient, against loops in long double and finite differences.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <ssmax/cross_entropy.hpp>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
-#include "catch.hpp"
 #include "cross_entropy_problem.hpp"
 #include "gradcheck.hpp"
 #include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace cross_entropy_problem::cross_entropy_test {
 

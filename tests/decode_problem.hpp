@@ -2,22 +2,14 @@
 // out of it, and how far from that a result may be.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <functional>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "attention_problem.hpp"
 #include "call.hpp"
-#include "catch.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace decode_problem {
 

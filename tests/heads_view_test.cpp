@@ -1,18 +1,8 @@
 // Views by heads of packed tensors: every element in its place, the gradient written through them, and refusals.
-#include <array>
-#include <cmath>
-#include <limits>
 #include <numeric>
-#include <ssmax/attention.hpp>
-#include <ssmax/heads_view.hpp>
-#include <ssmax/mask.hpp>
-#include <ssmax/scaling.hpp>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "catch.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace heads_view_test {
 

@@ -1,18 +1,10 @@
 // KvCache rotates keys as it appends them, each sequence at its own positions, and rounds them once.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <span>
-#include <ssmax/kv_cache.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "kv_cache_rows.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace kv_cache_rows::kv_cache_rope_test {
 

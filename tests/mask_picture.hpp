@@ -1,12 +1,7 @@
 // What a mask shows, drawn: a letter per key of each query.
 #pragma once
 
-#include <algorithm>
-#include <ssmax/mask.hpp>
-#include <stdexcept>
-#include <string>
-
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace mask_picture {
 

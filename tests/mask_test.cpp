@@ -1,16 +1,9 @@
 // Which keys each mask shows, where it puts them, and what it takes to be one.
 
-#include <algorithm>
-#include <array>
 #include <concepts>
-#include <limits>
-#include <span>
-#include <ssmax/mask.hpp>
-#include <string>
-#include <vector>
 
-#include "catch.hpp"
 #include "mask_picture.hpp"
+#include "test.hpp"
 
 namespace mask_picture::mask_test {
 

@@ -1,12 +1,8 @@
 // Tensors that lie anywhere, or are columns of a packed matrix.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <ssmax/view.hpp>
-#include <vector>
-
 #include "attention_problem.hpp"
+#include "test.hpp"
 
 namespace attention_problem {
 

@@ -2,12 +2,8 @@
 // channel]. `alone` views the rows of one sequence.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_problem.hpp"
+#include "test.hpp"
 
 namespace sequence_lengths_problem {
 

@@ -1,13 +1,9 @@
 // Gradients over ranks against one process: bit-identical if sums are not split, within bounds otherwise.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <ssmax/mpi.hpp>
-#include <vector>
 
 #include "../call.hpp"
-#include "../catch.hpp"
+#include "../test.hpp"
 #include "mpi_problem.hpp"
 
 namespace mpi_problem::mpi_backward_test {

@@ -2,14 +2,10 @@
 
 #include <mpi.h>
 
-#include <cstdint>
-#include <ssmax/mask_runs.hpp>
 #include <ssmax/mpi.hpp>
-#include <string>
-#include <vector>
 
 #include "../call.hpp"
-#include "../catch.hpp"
+#include "../test.hpp"
 #include "mpi_problem.hpp"
 
 namespace {

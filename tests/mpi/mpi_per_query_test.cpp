@@ -1,13 +1,10 @@
 // A multiplier for each query, over ranks: c and dc cover all queries of the sequence on every rank. dc is
 // bit-identical to one process.
 
-#include <array>
 #include <ssmax/mpi.hpp>
-#include <string>
-#include <vector>
 
-#include "../catch.hpp"
 #include "../refusal.hpp"
+#include "../test.hpp"
 #include "mpi_problem.hpp"
 
 namespace mpi_problem::mpi_per_query_test {
