@@ -2,7 +2,6 @@
 // `accumulate` writes. Exception: for half and bfloat16, the expected gradient comes from a call in float.
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"
 

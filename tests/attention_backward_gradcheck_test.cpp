@@ -2,7 +2,6 @@
 // under a loss of out and of lse.
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "gradcheck.hpp"
 #include "test.hpp"
 

@@ -2,7 +2,6 @@
 // bit-identical. In visible inputs, NaN affects only the results that depend on them.
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_hidden_test {

@@ -6,9 +6,6 @@
 #include <functional>
 
 #include "attention_problem.hpp"
-#include "call.hpp"
-#include "reference.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace attention_problem::backward_problem {

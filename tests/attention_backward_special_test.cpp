@@ -1,7 +1,6 @@
 // Attention's backward in special cases: rows of one key or no key, zeros of both signs, huge logits.
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_special_test {

@@ -5,7 +5,6 @@
 
 #include "allocation_count.hpp"
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"
 

@@ -2,8 +2,6 @@
 
 #include "attention_problem.hpp"
 #include "attention_state_problem.hpp"
-#include "same_bits.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace attention_problem::state_problem::attention_merge_test {

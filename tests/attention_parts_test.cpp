@@ -2,9 +2,7 @@
 
 #include "attention_backward_problem.hpp"
 #include "attention_state_problem.hpp"
-#include "call.hpp"
 #include "refusal.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_parts_test {

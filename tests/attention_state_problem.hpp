@@ -6,8 +6,6 @@
 #include <vector>
 
 #include "attention_problem.hpp"
-#include "call.hpp"
-#include "same_bits.hpp"
 
 namespace attention_problem::state_problem {
 

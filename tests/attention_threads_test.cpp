@@ -5,7 +5,6 @@
 #include <thread>
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"
 

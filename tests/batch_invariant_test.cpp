@@ -2,7 +2,6 @@
 // and over a cache.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::batch_invariant_test {

@@ -1,7 +1,6 @@
 // Cross-entropy of huge and special logits (-inf, +inf and NaN), and losses of any size.
 
 #include "cross_entropy_problem.hpp"
-#include "reference.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"
 

@@ -2,7 +2,6 @@
 
 #include "cross_entropy_problem.hpp"
 #include "gradcheck.hpp"
-#include "reference.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"
 

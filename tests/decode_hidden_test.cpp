@@ -1,8 +1,6 @@
 // What a cache holds and a query does not see never enters a result. What it sees spreads no further.
 
 #include "decode_problem.hpp"
-#include "same_bits.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace decode_problem::decode_hidden_test {

@@ -5,10 +5,6 @@
 #include <functional>
 
 #include "attention_problem.hpp"
-#include "call.hpp"
-#include "reference.hpp"
-#include "same_bits.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace decode_problem {

@@ -1,10 +1,8 @@
 // decode on rings: a window, with or without first keys, gives the results of a cache that holds all keys. Masks that
 // show forgotten keys are refused.
 
-#include "call.hpp"
 #include "decode_problem.hpp"
 #include "refusal.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 #include "wrapped_source.hpp"
 

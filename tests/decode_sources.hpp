@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "call.hpp"
 #include "decode_problem.hpp"
 #include "test_executors.hpp"
 

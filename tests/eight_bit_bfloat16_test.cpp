@@ -1,7 +1,6 @@
 // bfloat16 queries over caches of 8 bits: the bf16 path gives the bits of a bfloat16 cache of the dequantized rows.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "decode_problem.hpp"
 #include "dequantized_codes.hpp"
 #include "test.hpp"

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "attention_problem.hpp"
-#include "catch.hpp"
 
 namespace attention_problem::error_bounds_test {
 

@@ -2,7 +2,6 @@
 
 #include "allocation_count.hpp"
 #include "kv_cache_rows.hpp"
-#include "same_bits.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"
 

@@ -1,7 +1,6 @@
 // What KvCache refuses, and that it has then changed nothing.
 
 #include "kv_cache_rows.hpp"
-#include "reference.hpp"
 #include "refusal.hpp"
 #include "test.hpp"
 #include "untouched_memory.hpp"

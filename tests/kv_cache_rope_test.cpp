@@ -1,8 +1,6 @@
 // KvCache rotates keys as it appends them, each sequence at its own positions, and rounds them once.
 
 #include "kv_cache_rows.hpp"
-#include "reference.hpp"
-#include "same_bits.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"
 

@@ -5,7 +5,6 @@
 #include <span>
 
 #include "allocation_count.hpp"
-#include "catch.hpp"
 #include "guarded_memory.hpp"
 #include "refusal.hpp"
 #include "sequence_lengths_problem.hpp"

@@ -4,7 +4,6 @@
 #include <ssmax/plan.hpp>
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "guarded_memory.hpp"
 
 namespace attention_problem {

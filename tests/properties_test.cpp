@@ -2,7 +2,6 @@
 // and not one element written outside. Over sizes around every vector width and block.
 
 #include "guarded_rows.hpp"
-#include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"

@@ -2,7 +2,6 @@
 // k, on targets with the bf16 path. Other targets ignore the option.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::rounded_rotation_test {

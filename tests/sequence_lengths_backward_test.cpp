@@ -1,7 +1,5 @@
 // Gradients of sequences of different lengths: each has the bits of a call with it alone.
 
-#include "call.hpp"
-#include "catch.hpp"
 #include "refusal.hpp"
 #include "sequence_lengths_problem.hpp"
 #include "test_executors.hpp"

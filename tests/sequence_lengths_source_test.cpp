@@ -2,12 +2,9 @@
 
 #include <set>
 
-#include "call.hpp"
 #include "sequence_lengths_problem.hpp"
 
-#include "catch.hpp"
 #include "refusal.hpp"
-#include "same_bits.hpp"
 #include "test_executors.hpp"
 #include "wrapped_source.hpp"
 

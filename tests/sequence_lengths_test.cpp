@@ -1,12 +1,10 @@
 // Sequences of different lengths in one call: each has the bits of a call with it alone.
 
-#include "call.hpp"
 #include "sequence_lengths_problem.hpp"
 
 #include <set>
 #include <ssmax/scaling_of_queries.hpp>
 
-#include "catch.hpp"
 #include "refusal.hpp"
 #include "test_executors.hpp"
 

@@ -4,7 +4,6 @@
 #include <xmmintrin.h>
 #endif
 
-#include "reference.hpp"
 #include "special_values.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"

@@ -2,7 +2,6 @@
 
 #include <bit>
 
-#include "reference.hpp"
 #include "special_values.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"

@@ -2,7 +2,6 @@
 
 #include <ssmax/mpi.hpp>
 
-#include "../call.hpp"
 #include "../test.hpp"
 #include "mpi_problem.hpp"
 

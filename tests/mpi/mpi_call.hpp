@@ -3,7 +3,6 @@
 
 #include <ssmax/mpi.hpp>
 
-#include "../call.hpp"
 #include "../refusal.hpp"
 #include "../test.hpp"
 #include "mpi_problem.hpp"

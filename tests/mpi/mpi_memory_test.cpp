@@ -5,8 +5,6 @@
 #include <vector>
 
 #include "../allocation_count.hpp"
-#include "../call.hpp"
-#include "../catch.hpp"
 #include "mpi_problem.hpp"
 
 namespace mpi_problem::mpi_memory_test {

@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "../attention_backward_problem.hpp"
-#include "../call.hpp"
-#include "../same_bits.hpp"
 
 namespace mpi_problem {
 
