@@ -23,8 +23,7 @@ struct Learnt {
   std::vector<double>*values, *gradient;
 };
 
-/// A problem whose inputs and parameters vary. dout and dlse are the weights of the loss
-/// <dout, out> + <dlse, lse>.
+/// A problem whose inputs and parameters vary. dout and dlse are the weights of the loss <dout, out> + <dlse, lse>.
 struct Model {
   Problem<double> problem;
   std::vector<double> sinks, s, b, p, slopes, bias;

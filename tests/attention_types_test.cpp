@@ -1,5 +1,4 @@
-// Attention over half and bfloat16: the result is that of the rounded inputs, computed in float and rounded
-// once.
+// Attention over half and bfloat16: the result is that of the rounded inputs, computed in float and rounded once.
 
 #include "attention_problem.hpp"
 #include "test.hpp"

@@ -44,8 +44,7 @@ inline std::string name_of(const Shape& s) {
   return name;
 }
 
-/// q [batch, heads, queries, d]; k and v [batch, kv_heads, longest, …], as many positions as any sequence
-/// has.
+/// q [batch, heads, queries, d]; k and v [batch, kv_heads, longest, …], as many positions as any sequence has.
 template <class T>
 struct Data {
   Shape shape;

@@ -53,8 +53,7 @@ struct PackedQkv {
   }
 };
 
-/// A tensor with dimensions in any order in memory, each with a gap behind it, and any of them running
-/// backwards.
+/// A tensor with dimensions in any order in memory, each with a gap behind it, and any of them running backwards.
 template <class T>
 struct Placed {
   std::vector<T> storage;

@@ -118,8 +118,7 @@ Real logsumexp(const Row<T>& row) {
 
 template <class T>
 std::vector<Real> softmax(const Row<T>& row) {
-  // Relative to the largest logit rather than through lse: exact also where lse absorbs the logits'
-  // differences.
+  // Relative to the largest logit rather than through lse: exact also where lse absorbs the logits' differences.
   std::vector<Real> y(row.logits.size(), 0);
   const Real lse = logsumexp(row);
   if (std::isnan(lse)) {
@@ -255,8 +254,7 @@ struct AttentionResult {
 };
 
 /// out = softmax(c * scale * q k^T) v over views [batch, head, position, channel] with any strides.
-/// visible(batch, query) -> Keys, multiplier(head, query, n) -> c. The kv head of a q head is head / (Hq /
-/// Hkv).
+/// visible(batch, query) -> Keys, multiplier(head, query, n) -> c. The kv head of a q head is head / (Hq / Hkv).
 template <class T, class Visible, class Multiplier>
 AttentionResult attention(ssmax::View<const T, 4> q, ssmax::View<const T, 4> k, ssmax::View<const T, 4> v,
                           Real scale, Visible visible, Multiplier multiplier) {

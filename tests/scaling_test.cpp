@@ -141,8 +141,7 @@ void check_figure_1(double tolerance) {
     CHECK(relative_difference(static_cast<double>(ssmax.back()), ssmax_max) <= tolerance);
     CHECK(std::abs(static_cast<double>(softmax.back()) - e.softmax) <= e.quoted_to);
     CHECK(std::abs(static_cast<double>(ssmax.back()) - e.ssmax) <= e.quoted_to);
-    // The other keys share what is left, equally: the same exponential divided by the same sum, in every
-    // lane.
+    // The other keys share what is left, equally: the same exponential divided by the same sum, in every lane.
     const auto [low, high] = std::minmax_element(ssmax.begin(), ssmax.end() - 1);
     CHECK(static_cast<double>(*high) <= static_cast<double>(*low) * (1 + tolerance));
     CHECK(relative_difference(static_cast<double>(*low),
@@ -150,9 +149,8 @@ void check_figure_1(double tolerance) {
   }
 }
 
-// In float the exponent -5 is exact and s ln n z carries a rounding of up to 30 * 2^-24 where n = 10^6, which
-// acts on the small probabilities (hence 40 times the tolerance there); the largest one sees a hundredth of
-// it.
+// In float the exponent -5 is exact and s ln n z carries a rounding of up to 30 * 2^-24 where n = 10^6, which acts on
+// the small probabilities (hence 40 times the tolerance there); the largest one sees a hundredth of it.
 TEST_CASE("Figure 1 in closed form", "[scaling]") {
   check_figure_1<double>(1e-13);
   check_figure_1<float>(5e-7);

@@ -10,8 +10,7 @@ namespace special_values::special_values_nan_test {
 
 // ---- NaN --------------------------------------------------------------------------------------------------
 
-/// Rounding may go another way in another kernel: a relative 2e-6 in float holds logits down to 12 below the
-/// maximum.
+/// Rounding may go another way in another kernel: a relative 2e-6 in float holds logits down to 12 below the maximum.
 template <class T>
 bool nearly_same(T a, T b) {
   const Real larger = std::max(reference::widen(a), reference::widen(b));

@@ -6,8 +6,7 @@
 namespace fuzz {
 namespace {
 
-/// Extents around the widths of vectors, the 16 queries from which tiles are used, and the edges of blocks of
-/// keys.
+/// Extents around the widths of vectors, the 16 queries from which tiles are used, and the edges of blocks of keys.
 index_t draw_extent(Random& random, index_t most) {
   const index_t extent =
       random.chance(0.5)

@@ -1,5 +1,4 @@
-// Runs cases of attention: forward, in parts, from a cache. A unit that includes this compiles the kernels it
-// needs.
+// Runs cases of attention: forward, in parts, from a cache. A unit that includes this compiles the kernels it needs.
 #pragma once
 
 #include <ssmax/attention.hpp>

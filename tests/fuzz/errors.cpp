@@ -1,5 +1,4 @@
-// Invalid calls: each must throw std::invalid_argument and write nothing. One argument of a valid call is
-// made wrong.
+// Invalid calls: each must throw std::invalid_argument and write nothing. One argument of a valid call is made wrong.
 #include <functional>
 #include <ssmax/attention.hpp>
 #include <ssmax/attention_backward.hpp>

@@ -52,8 +52,7 @@ inline Layout draw_layout(Random& random, bool may_broadcast) {
   return layout;
 }
 
-/// A tensor of rank 4 with last stride 1. What lies between its elements is NaN with a pattern, and has to
-/// stay so.
+/// A tensor of rank 4 with last stride 1. What lies between its elements is NaN with a pattern, and has to stay so.
 template <class T>
 class Tensor {
  public:
