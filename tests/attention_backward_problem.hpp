@@ -62,11 +62,8 @@ struct Result {
 
 template <class T>
 BackwardArguments<Compute<T>> backward_arguments_of(const Problem<T>& problem, const Output<T>& output) {
-  return {.q = problem.q_view(),
-          .k = problem.k_view(),
-          .v = problem.v_view(),
-          .out = output.out_view(),
-          .lse = output.lse_view()};
+  return backward_over_views(problem.q_view(), problem.k_view(), problem.v_view(), output.out_view(),
+                             output.lse_view());
 }
 
 /// The gradients of a call that writes `result`, without `dsinks`.

@@ -114,11 +114,8 @@ struct Output {
 /// The tensors of a call that writes `output`.
 template <class T>
 AttentionArguments<Compute<T>> arguments_of(const Problem<T>& problem, Output<T>& output) {
-  return {.q = problem.q_view(),
-          .k = problem.k_view(),
-          .v = problem.v_view(),
-          .out = output.out_view(),
-          .lse = output.lse_view()};
+  return over_views(problem.q_view(), problem.k_view(), problem.v_view(), output.out_view(),
+                    output.lse_view());
 }
 
 template <class T, class S, class M, class C, class E = ssmax::Serial>

@@ -33,13 +33,9 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const S& scaling
       Explanation explanation;
       AttentionOptions<T> alone = options;
       alone.explanation = &explanation;
-      attention<Compute<T>>(with({.q = q.alone(b),
-                                  .k = k.alone(b),
-                                  .v = v.alone(b),
-                                  .out = out.alone(b),
-                                  .lse = lse.numbers_alone(b)},
-                                 alone),
-                            scaling, mask, score);
+      attention<Compute<T>>(
+          with(over_views(q.alone(b), k.alone(b), v.alone(b), out.alone(b), lse.numbers_alone(b)), alone),
+          scaling, mask, score);
       if (explanation.path != Path::none) paths.insert(explanation.path);
     }
     if (ssmax::shared::base_of(active_target()) == active_target()) CHECK(paths == expected);
@@ -50,13 +46,9 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const S& scaling
       Tensor<Compute<T>> result_lse(sequences, true, sizes.heads, 1);
       Explanation explanation;
       together.explanation = &explanation;
-      attention<Compute<T>>(with({.q = q.view(),
-                                  .k = k.view(),
-                                  .v = v.view(),
-                                  .out = result.view(),
-                                  .lse = result_lse.numbers()},
-                                 together),
-                            scaling, mask, score, executor);
+      attention<Compute<T>>(
+          with(over_views(q.view(), k.view(), v.view(), result.view(), result_lse.numbers()), together),
+          scaling, mask, score, executor);
       CHECK(paths.empty() == (explanation.path == Path::none));
       CHECK((paths.empty() || paths.contains(explanation.path)));
       CHECK(result == out);

@@ -86,19 +86,15 @@ struct Share {
     return {data, {shape.batch, shape.heads, shape.queries}};
   }
   AttentionArguments<attention_problem::Compute<T>> forward(const AttentionOptions<T>& options = {}) {
-    return with({.q = of_queries(q.data(), shape.d),
-                 .k = of_keys(k.data(), shape.d),
-                 .v = of_keys(v.data(), shape.dv),
-                 .out = of_queries(out.data(), shape.dv),
-                 .lse = of_rows(lse.data())},
-                options);
+    return with(
+        over_views(of_queries(q.data(), shape.d), of_keys(k.data(), shape.d), of_keys(v.data(), shape.dv),
+                   of_queries(out.data(), shape.dv), of_rows(lse.data())),
+        options);
   }
   BackwardArguments<attention_problem::Compute<T>> backward(const AttentionOptions<T>& options = {}) const {
-    return backward_with({.q = of_queries(q.data(), shape.d),
-                          .k = of_keys(k.data(), shape.d),
-                          .v = of_keys(v.data(), shape.dv),
-                          .out = of_queries(out.data(), shape.dv),
-                          .lse = of_rows(lse.data())},
+    return backward_with(backward_over_views(of_queries(q.data(), shape.d), of_keys(k.data(), shape.d),
+                                             of_keys(v.data(), shape.dv), of_queries(out.data(), shape.dv),
+                                             of_rows(lse.data())),
                          options);
   }
   AttentionGradients<attention_problem::Compute<T>> gradients(bool has_sinks = false) {
