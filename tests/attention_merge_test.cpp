@@ -2,6 +2,7 @@
 
 #include "attention_problem.hpp"
 #include "attention_state_problem.hpp"
+#include "placed.hpp"
 #include "test.hpp"
 
 namespace attention_problem::state_problem::attention_merge_test {
@@ -240,18 +241,7 @@ TEST_CASE("states with strides of their own", "[attention][state]") {
                     .all_keys = s.keys},
                    heads.scaling(), Full{});
   const State<float> whole = partial(problem, 0, 300, heads.scaling(), Full{});
-  const auto same_o = [&](const State<float>& state) {
-    std::size_t at = 0;
-    bool same = true;
-    for (index_t batch = 0; batch < s.batch; ++batch) {
-      for (index_t h = 0; h < s.heads; ++h) {
-        for (index_t i = 0; i < s.queries; ++i) {
-          for (index_t c = 0; c < s.dv; ++c) same = same && same_bits(o(batch, h, i, c), state.o[at++]);
-        }
-      }
-    }
-    return same;
-  };
+  const auto same_o = [&](const State<float>& state) { return differences(o, state.o) == 0; };
   CHECK(same_o(whole));
   State<float> more = partial(problem, 0, 100, heads.scaling(), Full{});
   ssmax::merge<float>(into, more.view());

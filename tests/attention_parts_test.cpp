@@ -163,10 +163,7 @@ void check_added_up(const Problem<double>& problem, const M& mask, const C& scor
            .dsinks = j == 0 ? std::span<double>(added.dsinks) : std::span<double>{}},
           scaling.gradient(sum.ds, sum.db), mask, score);
       const auto add = [](const View<double, 4>& to, const View<double, 4>& from) {
-        for (index_t b = 0; b < to.extent(0); ++b)
-          for (index_t h = 0; h < to.extent(1); ++h)
-            for (index_t r = 0; r < to.extent(2); ++r)
-              for (index_t c = 0; c < to.extent(3); ++c) to(b, h, r, c) += from(b, h, r, c);
+        reference::for_each_index(to.extents(), [&](auto... at) { to(at...) += from(at...); });
       };
       const auto [to_dq, to_dk, to_dv] = gradient(added);
       add(of_queries(to_dq), of_queries(dq));

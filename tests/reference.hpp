@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -55,6 +56,20 @@ inline Real worse(Real worst, Real error) {
 /// |value - expected| / |expected|; 0 where both are 0.
 inline double relative_difference(double value, double expected) {
   return value == expected ? 0 : std::abs(value - expected) / std::abs(expected);
+}
+
+/// Calls f(i, j, ...) for every index of the extents, the last of them in the inner loop.
+template <class F, std::size_t rank, class... Index>
+void for_each_index(const std::array<index_t, rank>& extents, const F& f, Index... outer) {
+  if constexpr (sizeof...(outer) == rank) {
+    f(outer...);
+  } else {
+    for (index_t i = 0; i < extents[sizeof...(outer)]; ++i) for_each_index(extents, f, outer..., i);
+  }
+}
+template <class F, std::size_t rank>
+void for_each_index(const index_t (&extents)[rank], const F& f) {
+  for_each_index(std::to_array(extents), f);
 }
 
 /// Normally distributed values, the same on every platform for a seed (std::normal_distribution is not).

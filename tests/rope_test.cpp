@@ -43,13 +43,9 @@ struct Heads {
   template <class Visit>
   void for_each_row(Visit visit) {
     const View<T, 4> all = view();
-    for (index_t b = 0; b < batch; ++b) {
-      for (index_t h = 0; h < heads; ++h) {
-        for (index_t p = 0; p < positions; ++p) {
-          visit(std::span<T>(&all(b, h, p, 0), static_cast<std::size_t>(channels)), p);
-        }
-      }
-    }
+    reference::for_each_index({batch, heads, positions}, [&](index_t b, index_t h, index_t p) {
+      visit(std::span<T>(&all(b, h, p, 0), static_cast<std::size_t>(channels)), p);
+    });
   }
   void fill(unsigned seed) {
     const auto count = static_cast<std::size_t>(batch * heads * positions * channels);

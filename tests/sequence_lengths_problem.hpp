@@ -103,11 +103,7 @@ struct Tensor {
       const std::vector<T> numbers =
           reference::normals<T>(static_cast<std::size_t>(rows.size()), seed + static_cast<unsigned>(b));
       auto next = numbers.begin();
-      for (index_t h = 0; h < heads; ++h) {
-        for (index_t i = 0; i < rows.extent(2); ++i) {
-          for (index_t c = 0; c < width; ++c) rows(0, h, i, c) = *next++;
-        }
-      }
+      reference::for_each_index(rows.extents(), [&](auto... at) { rows(at...) = *next++; });
     }
     return result;
   }

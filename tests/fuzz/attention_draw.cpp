@@ -31,16 +31,10 @@ void share(std::vector<double>& values, const std::array<index_t, 4>& e, const L
   const auto at = [&](index_t a, index_t b, index_t c, index_t d) {
     return static_cast<std::size_t>(((a * e[1] + b) * e[2] + c) * e[3] + d);
   };
-  for (index_t a = 0; a < e[0]; ++a) {
-    for (index_t b = 0; b < e[1]; ++b) {
-      for (index_t c = 0; c < e[2]; ++c) {
-        for (index_t d = 0; d < e[3]; ++d) {
-          values[at(a, b, c, d)] = values[at(layout.broadcast[0] ? 0 : a, layout.broadcast[1] ? 0 : b,
-                                             layout.broadcast[2] ? 0 : c, d)];
-        }
-      }
-    }
-  }
+  reference::for_each_index(e, [&](index_t a, index_t b, index_t c, index_t d) {
+    values[at(a, b, c, d)] =
+        values[at(layout.broadcast[0] ? 0 : a, layout.broadcast[1] ? 0 : b, layout.broadcast[2] ? 0 : c, d)];
+  });
 }
 
 void draw_shape(Random& random, AttentionCase& c) {
