@@ -1,10 +1,6 @@
 // States of attention over a range of keys, and their memory.
 #pragma once
 
-#include <array>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_problem.hpp"
 
 namespace attention_problem::state_problem {

@@ -1,8 +1,6 @@
 // Compares decode over two sources of the same keys.
 #pragma once
 
-#include <algorithm>
-
 #include "decode_problem.hpp"
 #include "test_executors.hpp"
 

@@ -1,8 +1,6 @@
 // Calls over sequences that take different paths: all paths with the same operand type share the runs of the executor.
 
-#include <cstddef>
 #include <set>
-#include <span>
 
 #include "allocation_count.hpp"
 #include "guarded_memory.hpp"

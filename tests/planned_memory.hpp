@@ -1,8 +1,6 @@
 // The example and the memory of a planned call.
 #pragma once
 
-#include <ssmax/plan.hpp>
-
 #include "attention_problem.hpp"
 #include "guarded_memory.hpp"
 

@@ -3,7 +3,6 @@
 #include "sequence_lengths_problem.hpp"
 
 #include <set>
-#include <ssmax/scaling_of_queries.hpp>
 
 #include "refusal.hpp"
 #include "test_executors.hpp"

@@ -1,8 +1,6 @@
 // Memory that a rank allocates beyond its inputs and outputs stays within the bound in docs/cluster.md.
 
-#include <algorithm>
 #include <ssmax/mpi.hpp>
-#include <vector>
 
 #include "../allocation_count.hpp"
 #include "mpi_problem.hpp"

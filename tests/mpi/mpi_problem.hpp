@@ -3,10 +3,7 @@
 
 #include <mpi.h>
 
-#include <array>
-#include <span>
 #include <ssmax/mpi.hpp>
-#include <vector>
 
 #include "../attention_backward_problem.hpp"
 
