@@ -7,11 +7,6 @@
 
 namespace attention_problem::state_problem::attention_merge_test {
 
-using attention_problem::expect;
-using attention_problem::Expected;
-using attention_problem::Problem;
-using attention_problem::Rules;
-
 /// The exact sums Σ exp(c·z) and Σ exp(c·z)·v of states.
 template <class A>
 struct Sums {

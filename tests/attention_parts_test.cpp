@@ -101,18 +101,11 @@ TEST_CASE("query ranges are bit-identical to one call on the bf16 path", "[atten
 
 // ---- backward ---------------------------------------------------------------------------------------------
 
+using reference::largest_difference;
+
 struct Learnt {
   std::vector<double> ds, db;
 };
-
-template <class V>
-double distance(const V& a, const V& b) {
-  double worst = a.size() == b.size() ? 0 : 1e300;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    worst = std::max(worst, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
-  }
-  return worst;
-}
 
 template <class M, class C>
 void check_added_up(const Problem<double>& problem, const M& mask, const C& score) {
@@ -171,12 +164,12 @@ void check_added_up(const Problem<double>& problem, const M& mask, const C& scor
       add(of_keys(to_dv), of_keys(dv));
     }
   }
-  CHECK(distance(added.dq, expected.dq) < 1e-12);
-  CHECK(distance(added.dk, expected.dk) < 1e-12);
-  CHECK(distance(added.dv, expected.dv) < 1e-12);
-  CHECK(distance(added.dsinks, expected.dsinks) < 1e-11);
-  CHECK(distance(sum.ds, whole.ds) < 1e-10);
-  CHECK(distance(sum.db, whole.db) < 1e-10);
+  CHECK(largest_difference(added.dq, expected.dq) < 1e-12);
+  CHECK(largest_difference(added.dk, expected.dk) < 1e-12);
+  CHECK(largest_difference(added.dv, expected.dv) < 1e-12);
+  CHECK(largest_difference(added.dsinks, expected.dsinks) < 1e-11);
+  CHECK(largest_difference(sum.ds, whole.ds) < 1e-10);
+  CHECK(largest_difference(sum.db, whole.db) < 1e-10);
 }
 
 TEST_CASE("gradients of query ranges and key ranges sum to the gradients of one call",

@@ -18,6 +18,7 @@ using reference::Formula;
 using reference::Gradients;
 using reference::Inputs;
 using reference::Real;
+using reference::rounding;
 using reference::Sums;
 using reference::widen;
 using reference::worse;
@@ -30,9 +31,6 @@ template <class T>
 constexpr T nan = std::numeric_limits<T>::quiet_NaN();
 template <class T>
 constexpr T infinity = std::numeric_limits<T>::infinity();
-/// Half an ulp of one.
-template <class T>
-constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
 
 // ---- Problem and result -----------------------------------------------------------------------------------
 
@@ -306,6 +304,10 @@ inline constexpr auto keys_before = [](const Query& query) {
   return KeyRange{0, std::max<index_t>(0, query.shape.keys - (query.shape.queries - 1 - query.index))};
 };
 inline constexpr auto before = [](const Query& query, index_t key) { return key <= query.position(); };
+/// About three of seven keys, in no order.
+inline constexpr auto scattered = [](const Query& query, index_t key) {
+  return (query.index * 7919 + key * 104729) % 7 < 3;
+};
 inline constexpr auto one = [](index_t, index_t, index_t) { return Real(1); };
 
 // ---- Error bounds -----------------------------------------------------------------------------------------

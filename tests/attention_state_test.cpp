@@ -6,11 +6,6 @@
 
 namespace attention_problem::state_problem::attention_state_test {
 
-using attention_problem::expect;
-using attention_problem::Expected;
-using attention_problem::Problem;
-using attention_problem::Rules;
-
 /// Returns lists of range borders, with both ends: one range, block borders, next to block borders, elsewhere, and
 /// empty ranges.
 std::vector<std::vector<index_t>> cuts(index_t keys) {

@@ -9,6 +9,7 @@
 namespace online_softmax_test {
 
 using reference::Real;
+using reference::rounding;
 using reference::worse;
 using ssmax::index_t;
 using ssmax::OnlineSoftmax;
@@ -17,9 +18,6 @@ template <class T>
 constexpr T inf = std::numeric_limits<T>::infinity();
 template <class T>
 constexpr T nan = std::numeric_limits<T>::quiet_NaN();
-/// Half an ulp of one.
-template <class T>
-constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
 
 using Cut = std::vector<index_t>;  // the sizes of the blocks, one after the other
 

@@ -30,6 +30,10 @@ using Real = long double;
 inline constexpr Real infinity = std::numeric_limits<Real>::infinity();
 inline constexpr Real not_a_number = std::numeric_limits<Real>::quiet_NaN();
 
+/// Half an ulp of one.
+template <class T>
+constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
+
 template <class T>
 Real widen(T value) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -56,6 +60,16 @@ inline Real worse(Real worst, Real error) {
 /// |value - expected| / |expected|; 0 where both are 0.
 inline double relative_difference(double value, double expected) {
   return value == expected ? 0 : std::abs(value - expected) / std::abs(expected);
+}
+
+/// The largest absolute difference of two arrays. Arrays of different sizes differ by 1e300.
+template <class V>
+double largest_difference(const V& a, const V& b) {
+  double worst = a.size() == b.size() ? 0 : 1e300;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    worst = std::max(worst, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+  }
+  return worst;
 }
 
 /// Calls f(i, j, ...) for every index of the extents, the last of them in the inner loop.

@@ -11,14 +11,11 @@ namespace rope_turns::rope_test {
 
 using reference::Pairs;
 using reference::Real;
+using reference::rounding;
 using reference::worse;
 
 constexpr std::array<index_t, 6> widths{2, 6, 10, 32, 64, 66};
 constexpr std::array<Pairing, 2> pairings{Pairing::half_split, Pairing::interleaved};
-
-/// Half an ulp of one.
-template <class T>
-constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
 
 Pairs pairs_of(Pairing pairing) {
   return pairing == Pairing::half_split ? Pairs::half_split : Pairs::interleaved;

@@ -86,21 +86,17 @@ void draw_poison(Random& random, AttentionCase& c) {
     for (index_t i = 0; i < width; ++i) values[static_cast<std::size_t>(row * width + i)] = nan;
   };
   if (random.chance(0.4)) {
-    for (index_t b = 0; b < c.batch; ++b) {
-      for (index_t h = 0; h < c.kv_heads; ++h) {
-        for (index_t key = 0; key < c.keys; ++key) {
-          bool seen = false;
-          Query q{b, 0, 0, c.mask.shape};
-          for (q.head = h * c.group(); q.head < (h + 1) * c.group(); ++q.head) {
-            for (q.index = 0; q.index < c.queries; ++q.index) seen = seen || c.mask.sees(q, key);
-          }
-          if (seen) continue;
-          const index_t row = (b * c.kv_heads + h) * c.keys + key;
-          poison(c.k, row, c.d);
-          poison(c.v, row, c.dv);
-        }
+    reference::for_each_index({c.batch, c.kv_heads, c.keys}, [&](index_t b, index_t h, index_t key) {
+      bool seen = false;
+      Query q{b, 0, 0, c.mask.shape};
+      for (q.head = h * c.group(); q.head < (h + 1) * c.group(); ++q.head) {
+        for (q.index = 0; q.index < c.queries; ++q.index) seen = seen || c.mask.sees(q, key);
       }
-    }
+      if (seen) return;
+      const index_t row = (b * c.kv_heads + h) * c.keys + key;
+      poison(c.k, row, c.d);
+      poison(c.v, row, c.dv);
+    });
   }
   // A bias of -inf hides a key, but need not keep a NaN in it out of the row (score.hpp).
   const bool hides = std::ranges::count(c.score.bias, -infinity) > 0;

@@ -14,10 +14,7 @@ struct Run {
 
 template <class T>
 double distance(const std::vector<T>& a, const std::vector<T>& b) {
-  double worst = a.size() == b.size() ? 0 : 1e300;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    worst = std::max(worst, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
-  }
+  double worst = reference::largest_difference(a, b);
   MPI_Allreduce(MPI_IN_PLACE, &worst, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   return worst;
 }

@@ -102,6 +102,20 @@ struct Share {
             .dv = of_keys(dv.data(), shape.dv),
             .dsinks = std::span(dsinks).first(has_sinks ? dsinks.size() : 0)};
   }
+  /// Checks that the results on each rank are its rows of the results of one process.
+  void check(const Problem<T>& whole, const Output<T>& output, const Result<T>& result,
+             const Layout& layout) const {
+    const Shape& s = whole.shape;
+    const auto same = [&](const auto& here, const auto& all, index_t heads, index_t channels) {
+      const auto expected = share_of(all, s.batch * heads, channels, layout, world().rank());
+      return everywhere(same_bits(here, expected));
+    };
+    CHECK(same(out, output.out, s.heads, s.dv));
+    CHECK(same(lse, output.lse, s.heads, 1));
+    CHECK(same(dq, result.dq, s.heads, s.d));
+    CHECK(same(dk, result.dk, s.kv_heads, s.d));
+    CHECK(same(dv, result.dv, s.kv_heads, s.dv));
+  }
 };
 
 }  // namespace mpi_problem
