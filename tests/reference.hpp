@@ -62,12 +62,15 @@ inline double relative_difference(double value, double expected) {
   return value == expected ? 0 : std::abs(value - expected) / std::abs(expected);
 }
 
-/// The largest absolute difference of two arrays. Arrays of different sizes differ by 1e300.
+/// The largest absolute difference of two arrays; infinite where one has a NaN, and for different sizes.
 template <class V>
 double largest_difference(const V& a, const V& b) {
-  double worst = a.size() == b.size() ? 0 : 1e300;
+  constexpr double most = std::numeric_limits<double>::infinity();
+  double worst = a.size() == b.size() ? 0 : most;
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    worst = std::max(worst, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+    if (a[i] == b[i]) continue;
+    const double difference = std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+    worst = std::isnan(difference) ? most : std::max(worst, difference);
   }
   return worst;
 }

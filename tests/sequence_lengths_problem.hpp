@@ -2,6 +2,8 @@
 // channel]. `alone` views the rows of one sequence.
 #pragma once
 
+#include <set>
+
 #include "attention_problem.hpp"
 #include "test.hpp"
 
@@ -116,5 +118,18 @@ struct Tensor {
         v.data_handle(), {v.extent(0), v.extent(1), v.extent(2)}, {v.stride(0), v.stride(1), v.stride(2)}};
   }
 };
+
+/// Calls attend(b, options) for each sequence b alone. Returns the paths of these calls.
+template <class T, class Attend>
+std::set<Path> paths_alone(const Sequences& sequences, AttentionOptions<T> options, const Attend& attend) {
+  std::set<Path> paths;
+  for (index_t b = 0; b < sequences.count(); ++b) {
+    Explanation explanation;
+    options.explanation = &explanation;
+    attend(b, options);
+    if (explanation.path != Path::none) paths.insert(explanation.path);
+  }
+  return paths;
+}
 
 }  // namespace sequence_lengths_problem

@@ -1,7 +1,5 @@
 // Sequences with their own numbers of queries against a source of keys: each is bit-identical to a call with it alone.
 
-#include <set>
-
 #include "sequence_lengths_problem.hpp"
 
 #include "refusal.hpp"
@@ -73,19 +71,14 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const K& source,
     INFO(target << " packed " << sequences.is_packed);
     Tensor<T> out(sequences, true, sizes.heads, sizes.dv);
     Tensor<Compute<T>> lse(sequences, true, sizes.heads, 1);
-    std::set<Path> paths;
-    for (index_t b = 0; b < sequences.count(); ++b) {
-      Explanation explanation;
-      AttentionOptions<T> alone = options;
-      alone.explanation = &explanation;
+    const auto paths = paths_alone(sequences, options, [&](index_t b, const AttentionOptions<T>& alone) {
       attention<Compute<T>>(with({.q = q.alone(b),
                                   .keys = Alone<K>{source, b},
                                   .out = out.alone(b),
                                   .lse = lse.numbers_alone(b)},
                                  alone),
                             scaling, mask, score);
-      if (explanation.path != Path::none) paths.insert(explanation.path);
-    }
+    });
     if (ssmax::shared::base_of(active_target()) == active_target()) CHECK(paths == expected);
     AttentionOptions<T> together = options;
     together.lengths = queries_of(sequences, cumulative);

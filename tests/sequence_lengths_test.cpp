@@ -2,8 +2,6 @@
 
 #include "sequence_lengths_problem.hpp"
 
-#include <set>
-
 #include "refusal.hpp"
 #include "test_executors.hpp"
 
@@ -27,16 +25,11 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const S& scaling
     INFO(target << " packed " << sequences.is_packed);
     Tensor<T> out(sequences, true, sizes.heads, sizes.dv);
     Tensor<Compute<T>> lse(sequences, true, sizes.heads, 1);
-    std::set<Path> paths;
-    for (index_t b = 0; b < sequences.count(); ++b) {
-      Explanation explanation;
-      AttentionOptions<T> alone = options;
-      alone.explanation = &explanation;
+    const auto paths = paths_alone(sequences, options, [&](index_t b, const AttentionOptions<T>& alone) {
       attention<Compute<T>>(
           with(over_views(q.alone(b), k.alone(b), v.alone(b), out.alone(b), lse.numbers_alone(b)), alone),
           scaling, mask, score);
-      if (explanation.path != Path::none) paths.insert(explanation.path);
-    }
+    });
     if (ssmax::shared::base_of(active_target()) == active_target()) CHECK(paths == expected);
     AttentionOptions<T> together = options;
     together.lengths = sequences.lengths();
