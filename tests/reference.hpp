@@ -3,8 +3,8 @@
 //   y_i = exp(c z_i) / sum_j exp(c z_j)   over the visible keys; a logit of -inf is a hidden key, whatever c
 //   is log y_i = c z_i - lse,  lse = ln sum_j exp(c z_j)
 //
-// Hidden keys have y = 0 and log y = -inf and are never read. Nothing visible: y = 0, lse = -inf, gradients 0. A visible
-// NaN makes the whole row NaN. Storage types (float, double, half, bfloat16) are widened exactly.
+// Hidden keys have y = 0 and log y = -inf and are never read. Nothing visible: y = 0, lse = -inf, gradients 0. A
+// visible NaN makes the whole row NaN. Storage types (float, double, half, bfloat16) are widened exactly.
 #pragma once
 
 #include <algorithm>
