@@ -1,4 +1,4 @@
-// A problem for attention, its expected results, and error bounds.
+// A problem for attention, its expected results, and error bounds. Brings the helpers that tests of attention need.
 #pragma once
 
 #include <concepts>
