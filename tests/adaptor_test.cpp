@@ -1,13 +1,8 @@
 // Types that the functors accept as one row, and types with their own adaptor.
 
-#include <array>
-#include <cmath>
 #include <concepts>
-#include <span>
-#include <ssmax/softmax.hpp>
-#include <vector>
 
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace adaptor_test {
 

@@ -1,10 +1,7 @@
 // Gradients of parameters that heads share, and infinite sinks.
 
 #include "attention_backward_problem.hpp"
-#include "reference.hpp"
 #include "refusal.hpp"
-#include "same_bits.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace attention_problem::backward_problem::arguments_sharing_test {

@@ -5,7 +5,6 @@
 
 #include "attention_backward_problem.hpp"
 #include "refusal.hpp"
-#include "same_bits.hpp"
 #include "small_call.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"

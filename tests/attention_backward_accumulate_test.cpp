@@ -2,7 +2,6 @@
 // `accumulate` writes. Exception: for half and bfloat16, the expected gradient comes from a call in float.
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"
 
@@ -98,15 +97,9 @@ bool holds_sum(Gradient<T> got, Gradient<T> old, Gradient<Compute<T>> overwritte
   using A = Compute<T>;
   const View<T, 4> sums = got.view(), before = old.view();
   const View<A, 4> gradient = overwritten.view();
-  for (index_t b = 0; b < sums.extent(0); ++b) {
-    for (index_t h = 0; h < sums.extent(1); ++h) {
-      for (index_t i = 0; i < sums.extent(2); ++i) {
-        for (index_t c = 0; c < sums.extent(3); ++c) {
-          before(b, h, i, c) = static_cast<T>(static_cast<A>(before(b, h, i, c)) + gradient(b, h, i, c));
-        }
-      }
-    }
-  }
+  reference::for_each_index(sums.extents(), [&](auto... at) {
+    before(at...) = static_cast<T>(static_cast<A>(before(at...)) + gradient(at...));
+  });
   return same_bits(got.data, old.data);  // and the gaps are unchanged
 }
 
@@ -187,16 +180,12 @@ TEST_CASE("accumulate: the bf16 path rounds old value + gradient once",
     const Result<ssmax::bfloat16> old(problem.shape);
     const auto check = [](Gradient<ssmax::bfloat16> sums, Gradient<ssmax::bfloat16> before,
                           Gradient<ssmax::bfloat16> by) {
-      for (index_t h = 0; h < sums.extents[1]; ++h) {
-        for (index_t i = 0; i < sums.extents[2]; ++i) {
-          for (index_t c = 0; c < sums.extents[3]; ++c) {
-            const auto at = [&](auto& g) { return static_cast<float>(g.view()(0, h, i, c)); };
-            // Rounding to bfloat16 changes the gradient and the sum by at most 2^-8 of themselves.
-            const float exact = at(before) + at(by);
-            CHECK(std::abs(at(sums) - exact) <= 0x1.03p-8F * (std::abs(exact) + std::abs(at(by))));
-          }
-        }
-      }
+      reference::for_each_index(sums.extents, [&](auto... index) {
+        const auto at = [&](auto& g) { return static_cast<float>(g.view()(index...)); };
+        // Rounding to bfloat16 changes the gradient and the sum by at most 2^-8 of themselves.
+        const float exact = at(before) + at(by);
+        CHECK(std::abs(at(sums) - exact) <= 0x1.03p-8F * (std::abs(exact) + std::abs(at(by))));
+      });
     };
     check(got.dq, old.dq, gradient.dq);
     check(got.dk, old.dk, gradient.dk);

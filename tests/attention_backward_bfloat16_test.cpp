@@ -2,7 +2,6 @@
 // Errors are measured against long double on the same inputs.
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "gradcheck.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"

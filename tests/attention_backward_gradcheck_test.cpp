@@ -2,7 +2,6 @@
 // under a loss of out and of lse.
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "gradcheck.hpp"
 #include "test.hpp"
 
@@ -24,8 +23,7 @@ struct Learnt {
   std::vector<double>*values, *gradient;
 };
 
-/// A problem whose inputs and parameters vary. dout and dlse are the weights of the loss
-/// <dout, out> + <dlse, lse>.
+/// A problem whose inputs and parameters vary. dout and dlse are the weights of the loss <dout, out> + <dlse, lse>.
 struct Model {
   Problem<double> problem;
   std::vector<double> sinks, s, b, p, slopes, bias;

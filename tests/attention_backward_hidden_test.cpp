@@ -2,19 +2,9 @@
 // bit-identical. In visible inputs, NaN affects only the results that depend on them.
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_hidden_test {
-
-constexpr std::array<Shape, 5> shapes{{
-    // batch, heads, kv_heads, queries, keys, d, dv
-    {2, 4, 2, 3, 150, 8, 5},
-    {2, 2, 1, 33, 140, 9, 24},
-    {1, 1, 1, 70, 33, 5, 17},
-    {1, 3, 3, 53, 53, 16, 16},
-    {1, 1, 1, 20, 600, 4, 3},
-}};
 
 // ---- Masked inputs ----------------------------------------------------------------------------------------
 
@@ -85,7 +75,7 @@ template <class T, class M, class Visible, class C = Identity>
 void check_hidden(const M& mask, const Visible& visible, const C& score = {},
                   AttentionOptions<T> options = {}) {
   const std::vector<Compute<T>> sinks(4, Compute<T>(0.5));
-  for (const Shape& shape : shapes) {
+  for (const Shape& shape : few_and_many) {
     const Problem<T> clean(shape);
     if (!options.sinks.empty()) options.sinks = std::span(sinks).first(static_cast<std::size_t>(shape.heads));
     for_each_target_of<T>([&](const std::string& target) {
@@ -228,7 +218,7 @@ void check_spread(const Shape& shape, const M& mask, const Visible& visible) {
 
 TEST_CASE("NaN in visible inputs affects only the results that depend on them",
           "[attention][backward][special][slow]") {
-  for (const Shape& shape : shapes) {
+  for (const Shape& shape : few_and_many) {
     if (shape.heads == 4) continue;  // whose fourth multiplier is 0
     check_spread<float>(shape, Causal{}, before);
     check_spread<float>(shape, Where(is_picked), is_picked);
@@ -236,8 +226,8 @@ TEST_CASE("NaN in visible inputs affects only the results that depend on them",
       return key >= query.position() - 5 && key <= query.position() + 2;
     });
   }
-  check_spread<double>(shapes[1], Causal{}, before);
-  check_spread<ssmax::half>(shapes[1], Causal{}, before);
+  check_spread<double>(few_and_many[1], Causal{}, before);
+  check_spread<ssmax::half>(few_and_many[1], Causal{}, before);
 }
 
 TEST_CASE("NaN in dlse affects only its row", "[attention][backward][special]") {

@@ -47,17 +47,10 @@ void check_placed(const Shape& s, const std::array<std::size_t, 3>& order, index
     dlse[to] = problem.dlse[from];
   }
   const std::array<index_t, 3> row_strides{s.heads * pitch, pitch, 1};
-  ssmax::attention_backward<Compute<T>>({.q = q.view(),
-                                         .k = k.view(),
-                                         .v = v.view(),
-                                         .out = out.view(),
-                                         .lse = {lse.data(), of_rows, row_strides}},
-                                        {.dout = dout.view(),
-                                         .dlse = {dlse.data(), of_rows, row_strides},
-                                         .dq = dq.view(),
-                                         .dk = dk.view(),
-                                         .dv = dv.view()},
-                                        scaling, Causal{});
+  ssmax::attention_backward<Compute<T>>(
+      backward_over_views(q.view(), k.view(), v.view(), out.view(), {lse.data(), of_rows, row_strides}),
+      gradients_into(dout.view(), {dlse.data(), of_rows, row_strides}, dq.view(), dk.view(), dv.view()),
+      scaling, Causal{});
   const Result<T> expected = backward(problem, output, scaling, Causal{});
   CHECK(dq.differences(expected.dq, untouched) == 0);
   CHECK(dk.differences(expected.dk, untouched) == 0);
@@ -94,11 +87,7 @@ void check_packed(const Shape& s) {
   qkv.fill(problem);
   ssmax::attention_backward<Compute<T>>(
       {.q = qkv.q(), .k = qkv.k(), .v = qkv.v(), .out = output.out_view(), .lse = output.lse_view()},
-      {.dout = problem.dout_view(),
-       .dlse = problem.dlse_view(),
-       .dq = gradients.q(),
-       .dk = gradients.k(),
-       .dv = gradients.v()},
+      gradients_into(problem.dout_view(), problem.dlse_view(), gradients.q(), gradients.k(), gradients.v()),
       scaling, Causal{});
   const Result<T> expected = backward(problem, output, scaling, Causal{});
   CHECK(differences(gradients.q(), expected.dq) == 0);
@@ -128,13 +117,11 @@ TEST_CASE("strides of dimensions of extent 1 are ignored in a packed matrix",
   const auto one_head = [&](const View<float, 4>& view, index_t stride) {
     return View<float, 4>(view.data_handle(), {2, 1, 20, 8}, {view.stride(0), stride, view.stride(2), 1});
   };
-  ssmax::attention_backward(backward_arguments_of(problem, output),
-                            {.dout = problem.dout_view(),
-                             .dlse = problem.dlse_view(),
-                             .dq = gradients.q(),
-                             .dk = one_head(gradients.k(), 20 * gradients.pitch()),
-                             .dv = one_head(gradients.v(), -1)},
-                            SSMax<float>{}, Causal{});
+  ssmax::attention_backward(
+      backward_arguments_of(problem, output),
+      gradients_into(problem.dout_view(), problem.dlse_view(), gradients.q(),
+                     one_head(gradients.k(), 20 * gradients.pitch()), one_head(gradients.v(), -1)),
+      SSMax<float>{}, Causal{});
   CHECK(differences(gradients.q(), expected.dq) == 0);
   CHECK(differences(gradients.k(), expected.dk) == 0);
   CHECK(differences(gradients.v(), expected.dv) == 0);

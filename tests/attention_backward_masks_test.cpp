@@ -1,7 +1,6 @@
 // Attention's backward under every mask: masked keys get gradient 0, and ds uses the number n of visible keys.
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "documents_problem.hpp"
 #include "own_policies.hpp"
 #include "test.hpp"

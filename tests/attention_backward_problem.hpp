@@ -2,22 +2,11 @@
 // bounds.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <concepts>
 #include <functional>
-#include <limits>
-#include <ssmax/attention_backward.hpp>
-#include <string>
-#include <type_traits>
-#include <vector>
 
 #include "attention_problem.hpp"
-#include "call.hpp"
-#include "catch.hpp"
-#include "reference.hpp"
-#include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem {
 
@@ -71,13 +60,20 @@ struct Result {
   }
 };
 
+/// Few and many queries and keys, and queries without visible keys.
+constexpr std::array<Shape, 5> few_and_many{{
+    // batch, heads, kv_heads, queries, keys, d, dv
+    {2, 4, 2, 3, 150, 8, 5},
+    {2, 2, 1, 33, 140, 9, 24},
+    {1, 1, 1, 70, 33, 5, 17},
+    {1, 3, 3, 53, 53, 16, 16},
+    {1, 1, 1, 20, 600, 4, 3},
+}};
+
 template <class T>
 BackwardArguments<Compute<T>> backward_arguments_of(const Problem<T>& problem, const Output<T>& output) {
-  return {.q = problem.q_view(),
-          .k = problem.k_view(),
-          .v = problem.v_view(),
-          .out = output.out_view(),
-          .lse = output.lse_view()};
+  return backward_over_views(problem.q_view(), problem.k_view(), problem.v_view(), output.out_view(),
+                             output.lse_view());
 }
 
 /// The gradients of a call that writes `result`, without `dsinks`.

@@ -2,7 +2,6 @@
 // all parameters.
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "score_formulas.hpp"
 #include "test.hpp"
 

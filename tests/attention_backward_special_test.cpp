@@ -1,19 +1,9 @@
 // Attention's backward in special cases: rows of one key or no key, zeros of both signs, huge logits.
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_backward_special_test {
-
-constexpr std::array<Shape, 5> shapes{{
-    // batch, heads, kv_heads, queries, keys, d, dv
-    {2, 4, 2, 3, 150, 8, 5},
-    {2, 2, 1, 33, 140, 9, 24},
-    {1, 1, 1, 70, 33, 5, 17},
-    {1, 3, 3, 53, 53, 16, 16},
-    {1, 1, 1, 20, 600, 4, 3},
-}};
 
 // ---- Lanes without a query, and infinities ----------------------------------------------------------------
 
@@ -62,7 +52,7 @@ TEST_CASE("an infinite key of weight 0 does not affect gradients", "[attention][
 }
 
 TEST_CASE("huge logits give finite gradients", "[attention][backward][special]") {
-  for (const Shape& shape : shapes) {
+  for (const Shape& shape : few_and_many) {
     Problem<float> problem(shape);
     for (float& x : problem.q) x *= 1e7F;
     for (float& x : problem.k) x *= 1e7F;
@@ -163,7 +153,7 @@ TEST_CASE("an infinite sink makes all other gradients 0", "[attention][backward]
 // ---- Zeros and large numbers ------------------------------------------------------------------------------
 
 TEST_CASE("zeros of either sign", "[attention][backward][special]") {
-  for (const Shape& shape : shapes) {
+  for (const Shape& shape : few_and_many) {
     for_each_target([&](const std::string& target) {
       INFO(target << ' ' << name_of(shape));
       Problem<float> plus(shape, 1, Dlse::left_out);
@@ -190,9 +180,9 @@ template <class T>
 void check_huge(double deviation, double multiplier) {
   const auto c = [multiplier](index_t, index_t, index_t) { return static_cast<Real>(multiplier); };
   std::vector<Problem<T>> problems;
-  problems.reserve(shapes.size());
+  problems.reserve(few_and_many.size());
   std::vector<Expectation<T>> expectations;
-  for (const Shape& shape : shapes) {
+  for (const Shape& shape : few_and_many) {
     problems.emplace_back(shape, deviation);
     expectations.push_back(expect(problems.back(), before, c));
   }

@@ -2,7 +2,6 @@
 // around the borders of its blocks, element types, scalings, the scale and rope.
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "own_policies.hpp"
 #include "test.hpp"
 

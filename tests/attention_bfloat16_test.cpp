@@ -7,7 +7,6 @@
 #include <random>
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"
 

@@ -1,7 +1,6 @@
 // Queries split into several calls are bit-identical to one call if each call has more than 16 queries per kv head.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::attention_cuts_test {

@@ -2,7 +2,6 @@
 // queries, scores, sinks and every type. In visible keys and values, they affect the result.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::attention_hidden_test {

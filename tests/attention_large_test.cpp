@@ -2,6 +2,7 @@
 
 #include "allocation_count.hpp"
 #include "attention_problem.hpp"
+#include "placed.hpp"
 #include "test.hpp"
 
 #if __has_include(<sys/mman.h>)
@@ -120,18 +121,6 @@ class Vast {
   void* memory_;
 };
 
-template <class T>
-void copy(const std::vector<T>& from, const View<T, 4>& to) {
-  auto next = from.begin();
-  for (index_t b = 0; b < to.extent(0); ++b) {
-    for (index_t h = 0; h < to.extent(1); ++h) {
-      for (index_t i = 0; i < to.extent(2); ++i) {
-        for (index_t c = 0; c < to.extent(3); ++c) to(b, h, i, c) = *next++;
-      }
-    }
-  }
-}
-
 /// The last row of each tensor begins far beyond 2^31 elements: `dimension` has that stride.
 template <class T>
 void check_offsets(const Shape& s, std::size_t dimension) {
@@ -156,21 +145,12 @@ void check_offsets(const Shape& s, std::size_t dimension) {
   const Problem<T> problem(s);
   const View<T, 4> q = vast(s.heads, s.queries, s.d), k = vast(s.kv_heads, s.keys, s.d),
                    v = vast(s.kv_heads, s.keys, s.dv), out = vast(s.heads, s.queries, s.dv);
-  copy(problem.q, q);
-  copy(problem.k, k);
-  copy(problem.v, v);
+  fill(q, problem.q);
+  fill(k, problem.k);
+  fill(v, problem.v);
   const Output<T> expected = run(problem, SSMax<float>{}, Causal{});
   ssmax::attention<Compute<T>>({.q = q, .k = k, .v = v, .out = out}, SSMax<float>{}, Causal{});
-  auto value = expected.out.begin();
-  int wrong = 0;
-  for (index_t b = 0; b < s.batch; ++b) {
-    for (index_t h = 0; h < s.heads; ++h) {
-      for (index_t i = 0; i < s.queries; ++i) {
-        for (index_t c = 0; c < s.dv; ++c) wrong += same_bits(out(b, h, i, c), *value++) ? 0 : 1;
-      }
-    }
-  }
-  CHECK(wrong == 0);
+  CHECK(differences(out, expected.out) == 0);
 }
 
 TEST_CASE("element offsets beyond 32 bits", "[attention][slow]") {
@@ -200,7 +180,7 @@ TEST_CASE("matrices of masks and biases beyond 32 bits", "[attention][slow]") {
   for (std::size_t i = 0; i < values.size(); i += 3) values[i] = -infinity<float>;
   const View<float, 4> near(values.data(), extents),
       vast(memory.data(), extents, {0, 21 * stride, stride, 1});
-  copy(values, vast);
+  fill(vast, values);
   const Problem<float> problem(s);
   for_each_target([&](const std::string&) {
     CHECK(run(problem, SSMax<float>{}, ssmax::MatrixMask(vast), ssmax::Bias(vast)) ==

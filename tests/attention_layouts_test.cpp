@@ -38,11 +38,9 @@ void check_placed(const Shape& s, const std::array<std::size_t, 3>& order, index
   // Rows of lse have gaps as well.
   Placed<Compute<T>> lse({1, s.batch, s.heads, s.queries}, {2, 1, 0}, gap, {}, Compute<T>(-1234));
   ssmax::attention<Compute<T>>(
-      {.q = q.view(),
-       .k = k.view(),
-       .v = v.view(),
-       .out = out.view(),
-       .lse = {lse.view().data_handle(), {s.batch, s.heads, s.queries}, {lse.strides[1], lse.strides[2], 1}}},
+      over_views(
+          q.view(), k.view(), v.view(), out.view(),
+          {lse.view().data_handle(), {s.batch, s.heads, s.queries}, {lse.strides[1], lse.strides[2], 1}}),
       scaling, Causal{});
   CHECK(out.differences(expected.out, untouched) == 0);
   CHECK(lse.differences(expected.lse, Compute<T>(-1234)) == 0);

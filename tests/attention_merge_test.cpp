@@ -2,16 +2,10 @@
 
 #include "attention_problem.hpp"
 #include "attention_state_problem.hpp"
-#include "same_bits.hpp"
-#include "target_scope.hpp"
+#include "placed.hpp"
 #include "test.hpp"
 
 namespace attention_problem::state_problem::attention_merge_test {
-
-using attention_problem::expect;
-using attention_problem::Expected;
-using attention_problem::Problem;
-using attention_problem::Rules;
 
 /// The exact sums Σ exp(c·z) and Σ exp(c·z)·v of states.
 template <class A>
@@ -242,18 +236,7 @@ TEST_CASE("states with strides of their own", "[attention][state]") {
                     .all_keys = s.keys},
                    heads.scaling(), Full{});
   const State<float> whole = partial(problem, 0, 300, heads.scaling(), Full{});
-  const auto same_o = [&](const State<float>& state) {
-    std::size_t at = 0;
-    bool same = true;
-    for (index_t batch = 0; batch < s.batch; ++batch) {
-      for (index_t h = 0; h < s.heads; ++h) {
-        for (index_t i = 0; i < s.queries; ++i) {
-          for (index_t c = 0; c < s.dv; ++c) same = same && same_bits(o(batch, h, i, c), state.o[at++]);
-        }
-      }
-    }
-    return same;
-  };
+  const auto same_o = [&](const State<float>& state) { return differences(o, state.o) == 0; };
   CHECK(same_o(whole));
   State<float> more = partial(problem, 0, 100, heads.scaling(), Full{});
   ssmax::merge<float>(into, more.view());

@@ -3,8 +3,6 @@
 #include <cstring>
 
 #include "attention_problem.hpp"
-#include "same_bits.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace attention_problem::attention_nan_test {

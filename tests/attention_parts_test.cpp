@@ -2,9 +2,7 @@
 
 #include "attention_backward_problem.hpp"
 #include "attention_state_problem.hpp"
-#include "call.hpp"
 #include "refusal.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_parts_test {
@@ -103,18 +101,11 @@ TEST_CASE("query ranges are bit-identical to one call on the bf16 path", "[atten
 
 // ---- backward ---------------------------------------------------------------------------------------------
 
+using reference::largest_difference;
+
 struct Learnt {
   std::vector<double> ds, db;
 };
-
-template <class V>
-double distance(const V& a, const V& b) {
-  double worst = a.size() == b.size() ? 0 : 1e300;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    worst = std::max(worst, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
-  }
-  return worst;
-}
 
 template <class M, class C>
 void check_added_up(const Problem<double>& problem, const M& mask, const C& score) {
@@ -165,10 +156,7 @@ void check_added_up(const Problem<double>& problem, const M& mask, const C& scor
            .dsinks = j == 0 ? std::span<double>(added.dsinks) : std::span<double>{}},
           scaling.gradient(sum.ds, sum.db), mask, score);
       const auto add = [](const View<double, 4>& to, const View<double, 4>& from) {
-        for (index_t b = 0; b < to.extent(0); ++b)
-          for (index_t h = 0; h < to.extent(1); ++h)
-            for (index_t r = 0; r < to.extent(2); ++r)
-              for (index_t c = 0; c < to.extent(3); ++c) to(b, h, r, c) += from(b, h, r, c);
+        reference::for_each_index(to.extents(), [&](auto... at) { to(at...) += from(at...); });
       };
       const auto [to_dq, to_dk, to_dv] = gradient(added);
       add(of_queries(to_dq), of_queries(dq));
@@ -176,12 +164,12 @@ void check_added_up(const Problem<double>& problem, const M& mask, const C& scor
       add(of_keys(to_dv), of_keys(dv));
     }
   }
-  CHECK(distance(added.dq, expected.dq) < 1e-12);
-  CHECK(distance(added.dk, expected.dk) < 1e-12);
-  CHECK(distance(added.dv, expected.dv) < 1e-12);
-  CHECK(distance(added.dsinks, expected.dsinks) < 1e-11);
-  CHECK(distance(sum.ds, whole.ds) < 1e-10);
-  CHECK(distance(sum.db, whole.db) < 1e-10);
+  CHECK(largest_difference(added.dq, expected.dq) < 1e-12);
+  CHECK(largest_difference(added.dk, expected.dk) < 1e-12);
+  CHECK(largest_difference(added.dv, expected.dv) < 1e-12);
+  CHECK(largest_difference(added.dsinks, expected.dsinks) < 1e-11);
+  CHECK(largest_difference(sum.ds, whole.ds) < 1e-10);
+  CHECK(largest_difference(sum.db, whole.db) < 1e-10);
 }
 
 TEST_CASE("gradients of query ranges and key ranges sum to the gradients of one call",

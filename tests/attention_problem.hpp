@@ -1,23 +1,15 @@
-// A problem for attention, its expected results, and error bounds.
+// A problem for attention, its expected results, and error bounds. Brings the helpers that tests of attention need.
 #pragma once
 
-#include <array>
-#include <cmath>
 #include <concepts>
 #include <functional>
-#include <limits>
-#include <span>
-#include <ssmax/attention.hpp>
 #include <ssmax/detail/dispatch/bf16.hpp>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "call.hpp"
-#include "catch.hpp"
 #include "reference_attention.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace attention_problem {
 
@@ -26,6 +18,7 @@ using reference::Formula;
 using reference::Gradients;
 using reference::Inputs;
 using reference::Real;
+using reference::rounding;
 using reference::Sums;
 using reference::widen;
 using reference::worse;
@@ -38,9 +31,6 @@ template <class T>
 constexpr T nan = std::numeric_limits<T>::quiet_NaN();
 template <class T>
 constexpr T infinity = std::numeric_limits<T>::infinity();
-/// Half an ulp of one.
-template <class T>
-constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
 
 // ---- Problem and result -----------------------------------------------------------------------------------
 
@@ -122,11 +112,8 @@ struct Output {
 /// The tensors of a call that writes `output`.
 template <class T>
 AttentionArguments<Compute<T>> arguments_of(const Problem<T>& problem, Output<T>& output) {
-  return {.q = problem.q_view(),
-          .k = problem.k_view(),
-          .v = problem.v_view(),
-          .out = output.out_view(),
-          .lse = output.lse_view()};
+  return over_views(problem.q_view(), problem.k_view(), problem.v_view(), output.out_view(),
+                    output.lse_view());
 }
 
 template <class T, class S, class M, class C, class E = ssmax::Serial>
@@ -317,6 +304,10 @@ inline constexpr auto keys_before = [](const Query& query) {
   return KeyRange{0, std::max<index_t>(0, query.shape.keys - (query.shape.queries - 1 - query.index))};
 };
 inline constexpr auto before = [](const Query& query, index_t key) { return key <= query.position(); };
+/// About three of seven keys, in no order.
+inline constexpr auto scattered = [](const Query& query, index_t key) {
+  return (query.index * 7919 + key * 104729) % 7 < 3;
+};
 inline constexpr auto one = [](index_t, index_t, index_t) { return Real(1); };
 
 // ---- Error bounds -----------------------------------------------------------------------------------------

@@ -1,11 +1,8 @@
 // Scaled sinks: c multiplies a sink like the logit of a key, and the sink adds to the gradient of c.
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "decode_problem.hpp"
-#include "same_bits.hpp"
 #include "score_formulas.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace attention_problem::backward_problem::attention_scaled_sinks_test {

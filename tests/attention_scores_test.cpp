@@ -1,7 +1,6 @@
 // Attention with every score, compositions and user scores, followed by SSMax's multiplier.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::attention_scores_test {

@@ -2,7 +2,6 @@
 // bit-identical to long sequences with the same visible keys.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"
 

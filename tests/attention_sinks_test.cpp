@@ -2,7 +2,6 @@
 // are 0, as in ONNX's Attention.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::attention_sinks_test {

@@ -1,7 +1,6 @@
 // Attention over a key source, against the reference and against attention over views of the same keys.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "refusal.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"

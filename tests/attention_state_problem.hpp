@@ -1,13 +1,7 @@
 // States of attention over a range of keys, and their memory.
 #pragma once
 
-#include <array>
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "call.hpp"
-#include "same_bits.hpp"
 
 namespace attention_problem::state_problem {
 

@@ -2,17 +2,9 @@
 
 #include "attention_problem.hpp"
 #include "attention_state_problem.hpp"
-#include "call.hpp"
-#include "reference.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace attention_problem::state_problem::attention_state_test {
-
-using attention_problem::expect;
-using attention_problem::Expected;
-using attention_problem::Problem;
-using attention_problem::Rules;
 
 /// Returns lists of range borders, with both ends: one range, block borders, next to block borders, elsewhere, and
 /// empty ranges.

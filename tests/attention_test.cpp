@@ -2,10 +2,7 @@
 // around the borders of its blocks, scalings, options, RoPE, and masks of lengths.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "own_policies.hpp"
-#include "reference.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace attention_problem::attention_test {

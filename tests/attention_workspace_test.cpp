@@ -3,7 +3,6 @@
 
 #include "allocation_count.hpp"
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::attention_workspace_test {

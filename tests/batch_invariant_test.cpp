@@ -2,7 +2,6 @@
 // and over a cache.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::batch_invariant_test {
@@ -105,16 +104,20 @@ void compare(const Case& c, const Rope<Compute<T>>* rope, const M& mask, const C
   const ssmax::SSMax<Compute<T>> scaling{s};
   const index_t before = c.keys - queries;
 
-  const auto over_views = [&](index_t first, index_t count, auto&& executor, Result<T>& result) {
+  // Adds the queries and results to the arguments, which have the keys.
+  const auto attend = [&](AttentionArguments<Compute<T>> arguments, index_t first, index_t count,
+                          auto&& executor, Result<T>& result) {
     Explanation explanation;
-    ssmax::attention<Compute<T>>(with({.q = q.part(first, count),
-                                       .k = k.part(0, before + first + count),
-                                       .v = v.part(0, before + first + count),
-                                       .out = result.out.part(first, count),
-                                       .lse = result.lse_part(first, count)},
-                                      options_of<T>(rope, explanation)),
-                                 scaling, mask, score, executor);
+    arguments.q = q.part(first, count);
+    arguments.out = result.out.part(first, count);
+    arguments.lse = result.lse_part(first, count);
+    ssmax::attention<Compute<T>>(with(arguments, options_of<T>(rope, explanation)), scaling, mask, score,
+                                 executor);
     result.paths.push_back(explanation.path);
+  };
+  const auto over_views = [&](index_t first, index_t count, auto&& executor, Result<T>& result) {
+    const index_t seen = before + first + count;
+    attend({.k = k.part(0, seen), .v = v.part(0, seen)}, first, count, executor, result);
   };
   const Result<T> whole = computed<T>(c, false, over_views);
   const Result<T> cut = computed<T>(c, true, over_views);
@@ -129,14 +132,7 @@ void compare(const Case& c, const Rope<Compute<T>>* rope, const M& mask, const C
     return [&](index_t first, index_t count, auto&& executor, Result<T>& result) {
       const index_t stored = cache.length(0), added = before + first + count - stored;
       cache.append(k.part(stored, added), v.part(stored, added), rope);
-      Explanation explanation;
-      ssmax::attention<Compute<T>>(with({.q = q.part(first, count),
-                                         .keys = cache,
-                                         .out = result.out.part(first, count),
-                                         .lse = result.lse_part(first, count)},
-                                        options_of<T>(rope, explanation)),
-                                   scaling, mask, score, executor);
-      result.paths.push_back(explanation.path);
+      attend({.keys = cache}, first, count, executor, result);
     };
   };
   const ssmax::KvCacheOptions of_cache{

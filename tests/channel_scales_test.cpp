@@ -7,7 +7,6 @@
 #include <set>
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "decode_problem.hpp"
 #include "dequantized_codes.hpp"
 #include "own_int8.hpp"

@@ -1,18 +1,8 @@
 // cross_entropy throws std::invalid_argument that names the argument, before it writes.
 
-#include <algorithm>
-#include <array>
-#include <initializer_list>
-#include <limits>
-#include <span>
-#include <ssmax/cross_entropy.hpp>
-#include <string_view>
-#include <utility>
-#include <vector>
-
-#include "catch.hpp"
 #include "cross_entropy_problem.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace cross_entropy_problem::cross_entropy_errors_test {

@@ -1,17 +1,8 @@
 // A problem for cross_entropy, its expected results from loops in long double, and error bounds.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <span>
-#include <ssmax/cross_entropy.hpp>
-#include <type_traits>
-#include <vector>
-
-#include "catch.hpp"
 #include "reference.hpp"
+#include "test.hpp"
 
 namespace cross_entropy_problem {
 

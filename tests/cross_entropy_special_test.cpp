@@ -1,14 +1,8 @@
 // Cross-entropy of huge and special logits (-inf, +inf and NaN), and losses of any size.
 
-#include <algorithm>
-#include <cmath>
-#include <ssmax/cross_entropy.hpp>
-#include <string>
-
-#include "catch.hpp"
 #include "cross_entropy_problem.hpp"
-#include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace cross_entropy_problem::cross_entropy_special_test {
 

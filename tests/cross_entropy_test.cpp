@@ -1,20 +1,9 @@
 // Cross-entropy and its gradient, against loops in long double and finite differences.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <ssmax/cross_entropy.hpp>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
-#include "catch.hpp"
 #include "cross_entropy_problem.hpp"
 #include "gradcheck.hpp"
-#include "reference.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace cross_entropy_problem::cross_entropy_test {
 
@@ -57,8 +46,7 @@ TEST_CASE("any class can be the target", "[cross_entropy]") {
   });
 }
 
-/// ln Σ exp(z) - z_target of z = (1, 2, 3): ln(1 + e^-1 + e^-2) = 0.40760596444437..., and 2 more for the
-/// first class.
+/// ln Σ exp(z) - z_target of z = (1, 2, 3): ln(1 + e^-1 + e^-2) = 0.40760596444437..., and 2 more for the first class.
 TEST_CASE("cross_entropy of (1, 2, 3)", "[cross_entropy]") {
   const std::vector<double> logits{1, 2, 3, 1, 2, 3, 5, 5, 5, 0, 0, 0};
   const std::vector<index_t> targets{2, 0, 1, -100};

@@ -1,18 +1,11 @@
 // Cross-entropy is bit-identical for any number of threads and does not allocate.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <ssmax/cross_entropy.hpp>
-#include <stdexcept>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "allocation_count.hpp"
-#include "catch.hpp"
 #include "cross_entropy_problem.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace cross_entropy_problem::cross_entropy_threads_test {

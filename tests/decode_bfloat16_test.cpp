@@ -2,7 +2,6 @@
 // Nothing happens here on others. Errors against the loops in long double on what the cache holds.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "decode_problem.hpp"
 #include "test.hpp"
 

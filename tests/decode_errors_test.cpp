@@ -1,10 +1,7 @@
 // What decode refuses: std::invalid_argument that names the argument, before anything is written.
 
-#include "call.hpp"
 #include "decode_problem.hpp"
-#include "reference.hpp"
 #include "refusal.hpp"
-#include "same_bits.hpp"
 #include "test.hpp"
 #include "untouched_memory.hpp"
 

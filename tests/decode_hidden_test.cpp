@@ -1,8 +1,6 @@
 // What a cache holds and a query does not see never enters a result. What it sees spreads no further.
 
 #include "decode_problem.hpp"
-#include "same_bits.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace decode_problem::decode_hidden_test {
@@ -19,15 +17,11 @@ Data<T> poisoned(const Data<T>& data, const Bad& bad) {
   Data<T> result = data;
   const Shape& s = data.shape;
   int next = 0;
-  for (index_t b = 0; b < s.batch(); ++b) {
-    for (index_t h = 0; h < s.kv_heads; ++h) {
-      for (index_t key = 0; key < s.longest(); ++key) {
-        if (!bad(b, h, key)) continue;
-        for (index_t c = 0; c < s.d; ++c) result.k_row(b, h, key)[c] = poison<T>(next++);
-        for (index_t c = 0; c < s.dv; ++c) result.v_row(b, h, key)[c] = poison<T>(next++);
-      }
-    }
-  }
+  reference::for_each_index({s.batch(), s.kv_heads, s.longest()}, [&](index_t b, index_t h, index_t key) {
+    if (!bad(b, h, key)) return;
+    for (index_t c = 0; c < s.d; ++c) result.k_row(b, h, key)[c] = poison<T>(next++);
+    for (index_t c = 0; c < s.dv; ++c) result.v_row(b, h, key)[c] = poison<T>(next++);
+  });
   return result;
 }
 

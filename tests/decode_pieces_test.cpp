@@ -1,10 +1,7 @@
 // A sequence that is appended and decoded in pieces, or speculated and taken back: which bits must be those
 // of one call, and how near the others are.
 
-#include "call.hpp"
 #include "decode_problem.hpp"
-#include "reference.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace decode_problem::decode_pieces_test {

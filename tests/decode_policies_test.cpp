@@ -2,8 +2,6 @@
 // from the cache, each sequence has its own.
 
 #include "decode_problem.hpp"
-#include "reference.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace decode_problem::decode_policies_test {

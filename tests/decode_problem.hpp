@@ -2,22 +2,10 @@
 // out of it, and how far from that a result may be.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <functional>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "attention_problem.hpp"
-#include "call.hpp"
-#include "catch.hpp"
-#include "reference.hpp"
-#include "same_bits.hpp"
-#include "target_scope.hpp"
+#include "test.hpp"
 
 namespace decode_problem {
 
@@ -56,8 +44,7 @@ inline std::string name_of(const Shape& s) {
   return name;
 }
 
-/// q [batch, heads, queries, d]; k and v [batch, kv_heads, longest, …], as many positions as any sequence
-/// has.
+/// q [batch, heads, queries, d]; k and v [batch, kv_heads, longest, …], as many positions as any sequence has.
 template <class T>
 struct Data {
   Shape shape;

@@ -1,10 +1,8 @@
 // decode on rings: a window, with or without first keys, gives the results of a cache that holds all keys. Masks that
 // show forgotten keys are refused.
 
-#include "call.hpp"
 #include "decode_problem.hpp"
 #include "refusal.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 #include "wrapped_source.hpp"
 
@@ -50,13 +48,11 @@ index_t check_ring(const Shape& shape, const Kept& kept, const M& mask, Rule& ru
     // The reference sees what the ring has kept, rotated already: it rotates the queries itself.
     Data<float> stored(Shape{shape.heads, shape.kv_heads, shape.queries, shape.d, shape.dv, lengths});
     for (index_t b = 0; b < shape.batch(); ++b) {
-      for (index_t h = 0; h < shape.kv_heads; ++h) {
-        for (index_t key = 0; key < plain.length(b); ++key) {
-          const auto held = plain.run(b, h, key);
-          for (index_t c = 0; c < shape.d; ++c) stored.k_row(b, h, key)[c] = static_cast<float>(held.k[c]);
-          for (index_t c = 0; c < shape.dv; ++c) stored.v_row(b, h, key)[c] = static_cast<float>(held.v[c]);
-        }
-      }
+      reference::for_each_index({shape.kv_heads, plain.length(b)}, [&](index_t h, index_t key) {
+        const auto held = plain.run(b, h, key);
+        for (index_t c = 0; c < shape.d; ++c) stored.k_row(b, h, key)[c] = static_cast<float>(held.k[c]);
+        for (index_t c = 0; c < shape.dv; ++c) stored.v_row(b, h, key)[c] = static_cast<float>(held.v[c]);
+      });
     }
     stored.q = all.q;
     for (index_t row = 0; row < shape.rows(); ++row) {

@@ -1,9 +1,6 @@
 // Compares decode over two sources of the same keys.
 #pragma once
 
-#include <algorithm>
-
-#include "call.hpp"
 #include "decode_problem.hpp"
 #include "test_executors.hpp"
 

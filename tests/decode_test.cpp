@@ -1,11 +1,7 @@
 // decode against the long double reference and the naive loop in the same precision, on every target: one and
 // a few new queries, sequences of their own lengths, 16-bit caches, layouts.
 
-#include "call.hpp"
 #include "decode_problem.hpp"
-#include "reference.hpp"
-#include "same_bits.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace decode_problem::decode_test {

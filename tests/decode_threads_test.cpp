@@ -2,8 +2,6 @@
 
 #include "allocation_count.hpp"
 #include "decode_problem.hpp"
-#include "same_bits.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace decode_problem::decode_threads_test {

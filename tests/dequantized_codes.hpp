@@ -2,14 +2,9 @@
 #pragma once
 
 #include <bit>
-#include <cmath>
-#include <cstdint>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <vector>
 
 #include "attention_problem.hpp"
-#include "catch.hpp"
+#include "test.hpp"
 
 /// Checks that the kernel rounds code · factor of the row · factor of the channel once, for rows of n codes. channels
 /// has 256 factors of channels, or none.

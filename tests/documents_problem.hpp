@@ -1,9 +1,6 @@
 // Packed documents, and what a mask of them shows.
 #pragma once
 
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "attention_problem.hpp"
 
 namespace attention_problem {

@@ -1,7 +1,6 @@
 // bfloat16 queries over caches of 8 bits: the bf16 path gives the bits of a bfloat16 cache of the dequantized rows.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "decode_problem.hpp"
 #include "dequantized_codes.hpp"
 #include "test.hpp"
@@ -38,13 +37,11 @@ template <class K, class V>
 KvCache<bfloat16> dequantized(const KvCache<K, V>& cache, const Shape& shape) {
   Data<bfloat16> held(shape);
   for (index_t b = 0; b < shape.batch(); ++b) {
-    for (index_t head = 0; head < shape.kv_heads; ++head) {
-      for (index_t key = 0; key < shape.length(b); ++key) {
-        const auto run = cache.run(b, head, key);
-        dequantize(run.k, run.k_scales, shape.d, held.k_row(b, head, key));
-        dequantize(run.v, run.v_scales, shape.dv, held.v_row(b, head, key));
-      }
-    }
+    reference::for_each_index({shape.kv_heads, shape.length(b)}, [&](index_t head, index_t key) {
+      const auto run = cache.run(b, head, key);
+      dequantize(run.k, run.k_scales, shape.d, held.k_row(b, head, key));
+      dequantize(run.v, run.v_scales, shape.dv, held.v_row(b, head, key));
+    });
   }
   return filled<bfloat16>(held);
 }

@@ -4,7 +4,6 @@
 #include <bit>
 
 #include "decode_problem.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace decode_problem::eight_bit_test {

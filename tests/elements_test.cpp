@@ -254,16 +254,12 @@ void check_cache(const Extents& e) {
       for (index_t i = 0; scale != nullptr && i < n; ++i) out[i] *= *scale;
     }
   };
-  for (index_t b = 0; b < e.batch; ++b) {
-    for (index_t h = 0; h < e.kv_heads; ++h) {
-      for (index_t key = 0; key < e.keys; ++key) {
-        const auto row = cache.run(b, h, key);
-        const index_t at = (b * e.kv_heads + h) * e.keys + key;
-        widen(row.k, row.k_scales, e.d, wide_k.data() + at * e.d);
-        widen(row.v, row.v_scales, e.dv, wide_v.data() + at * e.dv);
-      }
-    }
-  }
+  reference::for_each_index({e.batch, e.kv_heads, e.keys}, [&](index_t b, index_t h, index_t key) {
+    const auto row = cache.run(b, h, key);
+    const index_t at = (b * e.kv_heads + h) * e.keys + key;
+    widen(row.k, row.k_scales, e.d, wide_k.data() + at * e.d);
+    widen(row.v, row.v_scales, e.dv, wide_v.data() + at * e.dv);
+  });
   KvCache<float> wide(options);
   wide.append({wide_k.data(), e.k()}, {wide_v.data(), e.v()});
   const std::vector<Q> q = as<Q>(reference::normals<float>(size_of(e.q()), 1));

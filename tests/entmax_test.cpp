@@ -1,8 +1,6 @@
 // Sparsemax and entmax-1.5 against their definition in long double, the threshold found by bisection, and against
 // the numbers of the PyPI package entmax 1.3.
 
-#include <ssmax/entmax.hpp>
-
 #include "gradcheck.hpp"
 #include "reference.hpp"
 #include "refusal.hpp"

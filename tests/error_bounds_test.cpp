@@ -1,9 +1,6 @@
 // The error bounds of the tests themselves: a wrong row fails, however small it is beside the other rows.
 
-#include <vector>
-
 #include "attention_problem.hpp"
-#include "catch.hpp"
 
 namespace attention_problem::error_bounds_test {
 

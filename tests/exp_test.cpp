@@ -80,8 +80,7 @@ TEST_CASE("exp falls to exactly 0 and keeps its sum", "[exp]") {
   });
 }
 
-// Rounded twice, r = x·log2(e) - n costs 0.35 ulp and the two last steps 0.75; only float is swept to its
-// last bit.
+// Rounded twice, r = x·log2(e) - n costs 0.35 ulp and the two last steps 0.75; only float is swept to its last bit.
 TEST_CASE("exp in double is within 1.25 ulp", "[exp]") {
   for_each_target([](const std::string& target) {
     const auto& kernels = ssmax::detail::kernels<ssmax::detail::RowKernels<double>>();

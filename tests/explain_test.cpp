@@ -4,7 +4,6 @@
 
 #include "attention_backward_problem.hpp"
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "decode_problem.hpp"
 #include "test.hpp"
 

@@ -6,8 +6,6 @@
 #include "attention_backward_problem.hpp"
 #include "attention_problem.hpp"
 #include "decode_problem.hpp"
-#include "reference.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace attention_problem::backward_problem::fast_path_test {

@@ -48,8 +48,7 @@ struct Model {
   auto bias_by_key() { return bias(by_key, {keys, 0, 0, 1}); }
 };
 
-/// Errors relative to the larger of the value and one, in units of half an ulp of one; a NaN is infinitely
-/// wrong.
+/// Errors relative to the larger of the value and one, in units of half an ulp of one; a NaN is infinitely wrong.
 template <class T, class G>
 double worst(const std::vector<G>& computed, golden::Values expected) {
   if (computed.size() != expected.size()) return golden::inf;
@@ -63,9 +62,8 @@ double worst(const std::vector<G>& computed, golden::Values expected) {
   return result / (static_cast<double>(std::numeric_limits<T>::epsilon()) / 2);
 }
 
-/// In double the printed digits are the limit: 5e-15, 45 half ulps of one. In float, logits carry a few
-/// roundings of numbers below 8, multipliers of up to 3 enlarge them, and sums of up to 40 terms below 16
-/// follow.
+/// In double the printed digits are the limit: 5e-15, 45 half ulps of one. In float, logits carry a few roundings of
+/// numbers below 8, multipliers of up to 3 enlarge them, and sums of up to 40 terms below 16 follow.
 template <class T>
 constexpr double tolerance = 512;
 

@@ -19,8 +19,7 @@ std::vector<T> as(golden::Values values) {
   return result;
 }
 
-/// The largest error in units of what tolerance(expected) allows; a missing NaN or infinity counts as
-/// infinite.
+/// The largest error in units of what tolerance(expected) allows; a missing NaN or infinity counts as infinite.
 template <class T, class Tolerance>
 double worst(const std::vector<T>& computed, golden::Values expected, Tolerance tolerance) {
   if (computed.size() != expected.size()) return golden::inf;
@@ -54,8 +53,7 @@ double dz_tolerance(double dz) {
   return std::is_same_v<T, double> ? 1e-13 * std::max(1.0, std::abs(dz)) : 256 * u;
 }
 
-// ds, db, dp add such errors over at most 5 rows of 7 keys with |ln n| < 2, |z| < 6.1, without the factor 3
-// of c.
+// ds, db, dp add such errors over at most 5 rows of 7 keys with |ln n| < 2, |z| < 6.1, without the factor 3 of c.
 template <class T>
 double parameter_tolerance(double value) {
   return std::is_same_v<T, double> ? 1e-13 * std::max(1.0, std::abs(value)) : 5 * 2 * 6.1 * 256 / 3 * u;
@@ -76,8 +74,7 @@ void check_parameters(const Parameters<T>& computed, golden::Values ds, golden::
   if (!dp.empty()) CHECK(worst(computed.dp, dp, parameter_tolerance<T>) <= 1);
 }
 
-/// gradient_of(Parameters&) gives what backward takes: the scaling itself, or its gradient into the
-/// parameters.
+/// gradient_of(Parameters&) gives what backward takes: the scaling itself, or its gradient into the parameters.
 template <class T, class Scaling, class Mask, class GradientOf>
 void check_rows(const golden::RowsCase& expected, const Scaling& scaling, const Mask& mask,
                 GradientOf gradient_of, index_t keys = golden::keys) {

@@ -1,5 +1,4 @@
-// half and bfloat16: the scalar conversions against the definition of the formats, the vector ones against
-// the scalar.
+// half and bfloat16: the scalar conversions against the definition of the formats, the vector ones against the scalar.
 
 #include <bit>
 
@@ -33,8 +32,7 @@ double half_value(std::uint32_t bits) {
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
-/// Floats that matter to a conversion with `kept` mantissa bits: around every representable value and every
-/// tie.
+/// Floats that matter to a conversion with `kept` mantissa bits: around every representable value and every tie.
 std::vector<float> around_ties(int dropped_bits) {
   std::vector<float> values;
   for (std::uint64_t high = 0; high < (std::uint64_t{1} << 32);

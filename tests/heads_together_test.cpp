@@ -1,14 +1,9 @@
 // kv heads whose keys lie between each other are computed together, chunk by chunk. Results are those of a cache, in
 // which each kv head lies apart.
 
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "catch.hpp"
 #include "decode_problem.hpp"
 #include "own_policies.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace decode_problem::heads_together_test {

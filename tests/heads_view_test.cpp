@@ -1,18 +1,9 @@
 // Views by heads of packed tensors: every element in its place, the gradient written through them, and refusals.
-#include <array>
-#include <cmath>
-#include <limits>
 #include <numeric>
-#include <ssmax/attention.hpp>
-#include <ssmax/heads_view.hpp>
-#include <ssmax/mask.hpp>
-#include <ssmax/scaling.hpp>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "catch.hpp"
+#include "reference.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace heads_view_test {
 
@@ -30,10 +21,9 @@ bool holds(const View<T, 4>& view, const std::array<index_t, 4>& extents, const 
   bool same = true;
   for (int i = 0; i < 4; ++i) same = same && view.extent(i) == extents[static_cast<std::size_t>(i)];
   if (!same) return false;
-  for (index_t b = 0; b < extents[0]; ++b)
-    for (index_t h = 0; h < extents[1]; ++h)
-      for (index_t t = 0; t < extents[2]; ++t)
-        for (index_t c = 0; c < extents[3]; ++c) same = same && view(b, h, t, c) == packed(b, t, h, c);
+  reference::for_each_index(extents, [&](index_t b, index_t h, index_t t, index_t c) {
+    same = same && view(b, h, t, c) == packed(b, t, h, c);
+  });
   return same && view.stride(3) == 1;
 }
 

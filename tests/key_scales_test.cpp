@@ -5,7 +5,6 @@
 #include <numeric>
 #include <random>
 
-#include "call.hpp"
 #include "decode_sources.hpp"
 #include "refusal.hpp"
 #include "test.hpp"

@@ -12,6 +12,7 @@
 namespace key_source_test {
 
 using namespace ssmax;
+using reference::largest_difference;
 
 /// Pages of `page` keys, in any order in memory, with NaN where no sequence has a key. Those that lie before
 /// first_key are not there.
@@ -115,16 +116,6 @@ Results decoded(const K& keys, index_t queries, const M& mask, E&& executor) {
                     .lse = View<float, 3>(results.lse.data(), {batch, heads, queries})},
                    SSMax<float>{0.4f, 0.1f}, mask, executor);
   return results;
-}
-
-double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double largest = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (a[i] == b[i]) continue;
-    const double difference = std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
-    largest = std::isnan(difference) ? INFINITY : std::max(largest, difference);
-  }
-  return largest;
 }
 
 /// Where keys are read as they lie, for up to 16 queries of a kv head, sums are cut where stretches end.

@@ -1,16 +1,9 @@
 // What KvCache's append stores: rows as they are, rounded as scalar conversions round, from any strides.
 
-#include <cmath>
-#include <limits>
-#include <ssmax/kv_cache.hpp>
-#include <string>
-#include <vector>
-
 #include "allocation_count.hpp"
-#include "catch.hpp"
 #include "kv_cache_rows.hpp"
-#include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace kv_cache_rows::kv_cache_append_test {
 

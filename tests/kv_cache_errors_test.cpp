@@ -1,15 +1,8 @@
 // What KvCache refuses, and that it has then changed nothing.
 
-#include <initializer_list>
-#include <limits>
-#include <ssmax/kv_cache.hpp>
-#include <string_view>
-#include <vector>
-
-#include "catch.hpp"
 #include "kv_cache_rows.hpp"
-#include "reference.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 #include "untouched_memory.hpp"
 
 namespace kv_cache_rows::kv_cache_errors_test {

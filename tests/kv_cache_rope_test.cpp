@@ -1,26 +1,15 @@
 // KvCache rotates keys as it appends them, each sequence at its own positions, and rounds them once.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <span>
-#include <ssmax/kv_cache.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "kv_cache_rows.hpp"
-#include "reference.hpp"
-#include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace kv_cache_rows::kv_cache_rope_test {
 
 /// Three appends that leave the sequences at lengths of their own.
 const std::vector<std::vector<index_t>> uneven_counts{{3, 0, 1}, {2, 4, 0}, {1, 1, 4}};
 
-/// The largest distance of a stored key from the exact rotation, relative to the length of the turned pair's
-/// row.
+/// The largest distance of a stored key from the exact rotation, relative to the length of the turned pair's row.
 template <class X>
 Real rope_error(const RopeOptions& options, index_t width, Real* unrotated) {
   const KvCacheOptions cache_options{.batch = 3, .kv_heads = 2, .width = width, .capacity = 12};

@@ -11,6 +11,7 @@
 namespace kv_cache_rows {
 
 using namespace ssmax;
+using reference::for_each_index;
 using reference::Real;
 using reference::worse;
 
@@ -39,18 +40,6 @@ X key(const KvCache<X>& cache, index_t b, index_t h, index_t position, index_t c
 template <class X>
 X value(const KvCache<X>& cache, index_t b, index_t h, index_t position, index_t c) {
   return cache.run(b, h, position).v[c];
-}
-
-/// Calls f(b, h, i, c) for every index of a shape.
-template <class F>
-void for_each_index(const std::array<index_t, 4>& extents, const F& f) {
-  for (index_t b = 0; b < extents[0]; ++b) {
-    for (index_t h = 0; h < extents[1]; ++h) {
-      for (index_t i = 0; i < extents[2]; ++i) {
-        for (index_t c = 0; c < extents[3]; ++c) f(b, h, i, c);
-      }
-    }
-  }
 }
 
 /// Whether position start + i of each sequence holds row i of k and v, rounded to the cache's storage.

@@ -1,16 +1,10 @@
 // KvCache: sequences with lengths of their own, what a ring forgets, and truncation.
 
-#include <algorithm>
-#include <initializer_list>
 #include <random>
-#include <ssmax/kv_cache.hpp>
-#include <stdexcept>
-#include <string_view>
-#include <vector>
 
-#include "catch.hpp"
 #include "kv_cache_rows.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace kv_cache_rows::kv_cache_test {
 

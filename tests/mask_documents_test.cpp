@@ -1,12 +1,7 @@
 // Which keys Documents shows, alone and joined with other masks, and where it puts them.
 
-#include <limits>
-#include <ssmax/mask.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "mask_picture.hpp"
+#include "test.hpp"
 
 namespace mask_picture::mask_documents_test {
 

@@ -1,16 +1,10 @@
 // Masks that show any set of keys: matrices, additive masks, functions.
 
-#include <array>
-#include <limits>
 #include <memory>
 #include <random>
-#include <ssmax/half.hpp>
-#include <ssmax/mask.hpp>
-#include <string>
-#include <vector>
 
-#include "catch.hpp"
 #include "mask_picture.hpp"
+#include "test.hpp"
 
 namespace mask_picture::mask_matrix_test {
 

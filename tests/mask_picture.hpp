@@ -1,12 +1,8 @@
 // What a mask shows, drawn: a letter per key of each query.
 #pragma once
 
-#include <algorithm>
-#include <ssmax/mask.hpp>
-#include <stdexcept>
-#include <string>
-
-#include "catch.hpp"
+#include "reference.hpp"
+#include "test.hpp"
 
 namespace mask_picture {
 
@@ -25,11 +21,9 @@ std::string refusal(const M& mask, const QueryShape& shape) {
 
 template <class Visit>
 void for_each_query(const QueryShape& shape, Visit visit) {
-  for (index_t batch = 0; batch < shape.batch; ++batch) {
-    for (index_t head = 0; head < shape.heads; ++head) {
-      for (index_t index = 0; index < shape.queries; ++index) visit(Query{batch, head, index, shape});
-    }
-  }
+  reference::for_each_index({shape.batch, shape.heads, shape.queries}, [&](auto... at) {
+    visit(Query{at..., shape});
+  });
 }
 
 /// Calls visit with shapes of no, one and few queries and keys, as many of both or more of either.

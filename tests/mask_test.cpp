@@ -1,16 +1,9 @@
 // Which keys each mask shows, where it puts them, and what it takes to be one.
 
-#include <algorithm>
-#include <array>
 #include <concepts>
-#include <limits>
-#include <span>
-#include <ssmax/mask.hpp>
-#include <string>
-#include <vector>
 
-#include "catch.hpp"
 #include "mask_picture.hpp"
+#include "test.hpp"
 
 namespace mask_picture::mask_test {
 
@@ -68,14 +61,10 @@ static_assert(ssmax::detail::visible_keys(Causal{} & SlidingWindow(1), {0, 0, 1,
 template <class M>
 std::vector<index_t> ends(const M& mask, const QueryShape& shape) {
   std::vector<index_t> result;
-  for (index_t batch = 0; batch < shape.batch; ++batch) {
-    for (index_t head = 0; head < shape.heads; ++head) {
-      for (index_t query = 0; query < shape.queries; ++query) {
-        const KeyRange keys = mask.keys(Query{batch, head, query, shape});
-        result.push_back(keys.begin == 0 ? keys.end : -1);
-      }
-    }
-  }
+  for_each_query(shape, [&](const Query& query) {
+    const KeyRange keys = mask.keys(query);
+    result.push_back(keys.begin == 0 ? keys.end : -1);
+  });
   return result;
 }
 

@@ -4,8 +4,6 @@
 #include <memory>
 
 #include "decode_problem.hpp"
-#include "same_bits.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace decode_problem::masked_nonfinite_test {

@@ -1,11 +1,8 @@
 // Calls over sequences that take different paths: all paths with the same operand type share the runs of the executor.
 
-#include <cstddef>
 #include <set>
-#include <span>
 
 #include "allocation_count.hpp"
-#include "catch.hpp"
 #include "guarded_memory.hpp"
 #include "refusal.hpp"
 #include "sequence_lengths_problem.hpp"

@@ -9,6 +9,7 @@
 namespace online_softmax_test {
 
 using reference::Real;
+using reference::rounding;
 using reference::worse;
 using ssmax::index_t;
 using ssmax::OnlineSoftmax;
@@ -17,9 +18,6 @@ template <class T>
 constexpr T inf = std::numeric_limits<T>::infinity();
 template <class T>
 constexpr T nan = std::numeric_limits<T>::quiet_NaN();
-/// Half an ulp of one.
-template <class T>
-constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
 
 using Cut = std::vector<index_t>;  // the sizes of the blocks, one after the other
 
@@ -64,11 +62,10 @@ std::vector<Cut> cuts_of(index_t n) {
 
 /// Errors in units of what is allowed.
 ///
-/// A weight: 6 roundings for exp, its scaled argument and the sum over at most 600 keys in vectors, pairwise
-/// between blocks, and where the difference c (z - largest) = ln(y / largest y) is formed in T (c <= 0 or
-/// huge logits), three roundings of that; there the shift, c times the largest logit of a block, is rounded
-/// to double as well. Weights may vanish below 2^-120 of the largest in float. lse: the same of 1, and some
-/// roundings of its own size in double.
+/// A weight: 6 roundings for exp, its scaled argument and the sum over at most 600 keys in vectors, pairwise between
+/// blocks, and where the difference c (z - largest) = ln(y / largest y) is formed in T (c <= 0 or huge logits), three
+/// roundings of that; there the shift, c times the largest logit of a block, is rounded to double as well. Weights may
+/// vanish below 2^-120 of the largest in float. lse: the same of 1, and some roundings of its own size in double.
 template <class T>
 struct Errors {
   Real weights = 0, lse = 0;

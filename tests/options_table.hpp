@@ -2,16 +2,9 @@
 // the name of the option.
 #pragma once
 
-#include <algorithm>
-#include <limits>
-#include <ssmax/ssmax.hpp>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "call.hpp"
-#include "catch.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace options_table {
 

@@ -1,8 +1,5 @@
 // Every option on every entry point: the call takes the option, or throws with its name.
 
-#include <ssmax/ssmax.hpp>
-#include <vector>
-
 #include "call.hpp"
 #include "options_table.hpp"
 

@@ -1,24 +1,14 @@
 // Tensors that lie anywhere, or are columns of a packed matrix.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <ssmax/view.hpp>
-#include <vector>
-
 #include "attention_problem.hpp"
+#include "test.hpp"
 
 namespace attention_problem {
 
 template <class T, class F>
 void for_each(const View<T, 4>& view, const F& f) {
-  for (index_t b = 0; b < view.extent(0); ++b) {
-    for (index_t h = 0; h < view.extent(1); ++h) {
-      for (index_t i = 0; i < view.extent(2); ++i) {
-        for (index_t c = 0; c < view.extent(3); ++c) f(view(b, h, i, c));
-      }
-    }
-  }
+  reference::for_each_index(view.extents(), [&](auto... at) { f(view(at...)); });
 }
 template <class T>
 void fill(const View<T, 4>& view, const std::vector<T>& values) {
@@ -57,8 +47,7 @@ struct PackedQkv {
   }
 };
 
-/// A tensor with dimensions in any order in memory, each with a gap behind it, and any of them running
-/// backwards.
+/// A tensor with dimensions in any order in memory, each with a gap behind it, and any of them running backwards.
 template <class T>
 struct Placed {
   std::vector<T> storage;

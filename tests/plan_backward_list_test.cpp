@@ -2,7 +2,6 @@
 
 #include <random>
 
-#include "call.hpp"
 #include "sequence_lengths_problem.hpp"
 #include "test.hpp"
 

@@ -2,7 +2,6 @@
 
 #include "allocation_count.hpp"
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "planned_memory.hpp"
 #include "refusal.hpp"
 #include "test.hpp"

@@ -2,11 +2,8 @@
 // keys. A plan and its bound calls keep what they were given as temporaries.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "guarded_memory.hpp"
 #include "refusal.hpp"
-#include "same_bits.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"
 #include "wrapped_source.hpp"

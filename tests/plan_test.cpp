@@ -1,7 +1,5 @@
 // A plan gives the bits of attention, refuses what does not fit, and names the memory that a call needs.
 
-#include <ssmax/plan.hpp>
-
 #include "allocation_count.hpp"
 #include "call.hpp"
 #include "planned_memory.hpp"

@@ -1,10 +1,7 @@
 // The example and the memory of a planned call.
 #pragma once
 
-#include <ssmax/plan.hpp>
-
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "guarded_memory.hpp"
 
 namespace attention_problem {

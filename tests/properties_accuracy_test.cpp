@@ -2,7 +2,6 @@
 // [long_double]: minutes where long double is emulated.
 
 #include "guarded_rows.hpp"
-#include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"

@@ -2,7 +2,6 @@
 // and not one element written outside. Over sizes around every vector width and block.
 
 #include "guarded_rows.hpp"
-#include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"
@@ -190,19 +189,10 @@ TEST_CASE("a row's result does not depend on where it lies", "[properties]") {
       std::vector<float> in(static_cast<std::size_t>(batch * queries * head_count * padded), -7), out = in;
       const View<float, 4> in_view(in.data(), shape, strides), out_view(out.data(), shape, strides);
       const View<const float, 4> contiguous(logits.data(), shape), expected(single.data(), shape);
-      const auto for_all = [&](auto visit) {
-        for (index_t b = 0; b < batch; ++b) {
-          for (index_t h = 0; h < head_count; ++h) {
-            for (index_t q = 0; q < queries; ++q) {
-              for (index_t k = 0; k < n; ++k) visit(b, h, q, k);
-            }
-          }
-        }
-      };
-      for_all([&](auto... i) { in_view(i...) = contiguous(i...); });
+      reference::for_each_index(shape, [&](auto... i) { in_view(i...) = contiguous(i...); });
       ssmax::softmax(View<const float, 4>(in_view), out_view, Constant{0.75});
       std::vector<float> strided;
-      for_all([&](auto... i) { strided.push_back(out_view(i...)); });
+      reference::for_each_index(shape, [&](auto... i) { strided.push_back(out_view(i...)); });
       worst = worse(worst, worst_ratio(strided, single, 8));
       CHECK(std::count(out.begin(), out.end(), -7.f) == static_cast<std::ptrdiff_t>(out.size() - count));
     }

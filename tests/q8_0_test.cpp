@@ -6,7 +6,6 @@
 #include <numeric>
 #include <random>
 
-#include "call.hpp"
 #include "decode_sources.hpp"
 #include "refusal.hpp"
 #include "test.hpp"

@@ -1,19 +1,10 @@
 // Softmax of short rows that see different keys, which are computed several at a time: against long double,
 // and with the same bits whatever the other rows hold.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <span>
-#include <ssmax/softmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace ragged_rows_test {

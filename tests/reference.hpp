@@ -3,12 +3,12 @@
 //   y_i = exp(c z_i) / sum_j exp(c z_j)   over the visible keys; a logit of -inf is a hidden key, whatever c
 //   is log y_i = c z_i - lse,  lse = ln sum_j exp(c z_j)
 //
-// Hidden keys have y = 0 and log y = -inf and are never read. Nothing visible: y = 0, lse = -inf, gradients
-// 0. A visible NaN makes the whole row NaN. Storage types (float, double, half, bfloat16) are widened
-// exactly.
+// Hidden keys have y = 0 and log y = -inf and are never read. Nothing visible: y = 0, lse = -inf, gradients 0. A
+// visible NaN makes the whole row NaN. Storage types (float, double, half, bfloat16) are widened exactly.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -29,6 +29,10 @@ using Real = long double;
 
 inline constexpr Real infinity = std::numeric_limits<Real>::infinity();
 inline constexpr Real not_a_number = std::numeric_limits<Real>::quiet_NaN();
+
+/// Half an ulp of one.
+template <class T>
+constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
 
 template <class T>
 Real widen(T value) {
@@ -56,6 +60,33 @@ inline Real worse(Real worst, Real error) {
 /// |value - expected| / |expected|; 0 where both are 0.
 inline double relative_difference(double value, double expected) {
   return value == expected ? 0 : std::abs(value - expected) / std::abs(expected);
+}
+
+/// The largest absolute difference of two arrays; infinite where one has a NaN, and for different sizes.
+template <class V>
+double largest_difference(const V& a, const V& b) {
+  constexpr double most = std::numeric_limits<double>::infinity();
+  double worst = a.size() == b.size() ? 0 : most;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    if (a[i] == b[i]) continue;
+    const double difference = std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+    worst = std::isnan(difference) ? most : std::max(worst, difference);
+  }
+  return worst;
+}
+
+/// Calls f(i, j, ...) for every index of the extents, the last of them in the inner loop.
+template <class F, std::size_t rank, class... Index>
+void for_each_index(const std::array<index_t, rank>& extents, const F& f, Index... outer) {
+  if constexpr (sizeof...(outer) == rank) {
+    f(outer...);
+  } else {
+    for (index_t i = 0; i < extents[sizeof...(outer)]; ++i) for_each_index(extents, f, outer..., i);
+  }
+}
+template <class F, std::size_t rank>
+void for_each_index(const index_t (&extents)[rank], const F& f) {
+  for_each_index(std::to_array(extents), f);
 }
 
 /// Normally distributed values, the same on every platform for a seed (std::normal_distribution is not).
@@ -118,8 +149,7 @@ Real logsumexp(const Row<T>& row) {
 
 template <class T>
 std::vector<Real> softmax(const Row<T>& row) {
-  // Relative to the largest logit rather than through lse: exact also where lse absorbs the logits'
-  // differences.
+  // Relative to the largest logit rather than through lse: exact also where lse absorbs the logits' differences.
   std::vector<Real> y(row.logits.size(), 0);
   const Real lse = logsumexp(row);
   if (std::isnan(lse)) {
@@ -255,8 +285,7 @@ struct AttentionResult {
 };
 
 /// out = softmax(c * scale * q k^T) v over views [batch, head, position, channel] with any strides.
-/// visible(batch, query) -> Keys, multiplier(head, query, n) -> c. The kv head of a q head is head / (Hq /
-/// Hkv).
+/// visible(batch, query) -> Keys, multiplier(head, query, n) -> c. The kv head of a q head is head / (Hq / Hkv).
 template <class T, class Visible, class Multiplier>
 AttentionResult attention(ssmax::View<const T, 4> q, ssmax::View<const T, 4> k, ssmax::View<const T, 4> v,
                           Real scale, Visible visible, Multiplier multiplier) {

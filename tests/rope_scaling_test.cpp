@@ -82,8 +82,7 @@ TEST_CASE("YaRN keeps fast pairs, divides slow ones and goes in a line between",
         frequencies_of({.width = c.width,
                         .theta = c.theta,
                         .scaling = RopeScaling::yarn(c.factor, c.length, c.low, c.high)});
-    // The pair that makes a number of turns in the original length solves L / (2 pi turns) =
-    // theta^(2i/width).
+    // The pair that makes a number of turns in the original length solves L / (2 pi turns) = theta^(2i/width).
     const auto pair = [&](double turns) {
       return static_cast<double>(c.width) / 2 * std::log(c.length / (2 * std::numbers::pi * turns)) /
              std::log(c.theta);

@@ -11,14 +11,11 @@ namespace rope_turns::rope_test {
 
 using reference::Pairs;
 using reference::Real;
+using reference::rounding;
 using reference::worse;
 
 constexpr std::array<index_t, 6> widths{2, 6, 10, 32, 64, 66};
 constexpr std::array<Pairing, 2> pairings{Pairing::half_split, Pairing::interleaved};
-
-/// Half an ulp of one.
-template <class T>
-constexpr Real rounding = std::numeric_limits<T>::epsilon() / Real(2);
 
 Pairs pairs_of(Pairing pairing) {
   return pairing == Pairing::half_split ? Pairs::half_split : Pairs::interleaved;
@@ -43,13 +40,9 @@ struct Heads {
   template <class Visit>
   void for_each_row(Visit visit) {
     const View<T, 4> all = view();
-    for (index_t b = 0; b < batch; ++b) {
-      for (index_t h = 0; h < heads; ++h) {
-        for (index_t p = 0; p < positions; ++p) {
-          visit(std::span<T>(&all(b, h, p, 0), static_cast<std::size_t>(channels)), p);
-        }
-      }
-    }
+    reference::for_each_index({batch, heads, positions}, [&](index_t b, index_t h, index_t p) {
+      visit(std::span<T>(&all(b, h, p, 0), static_cast<std::size_t>(channels)), p);
+    });
   }
   void fill(unsigned seed) {
     const auto count = static_cast<std::size_t>(batch * heads * positions * channels);

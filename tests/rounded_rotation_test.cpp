@@ -2,7 +2,6 @@
 // k, on targets with the bf16 path. Other targets ignore the option.
 
 #include "attention_problem.hpp"
-#include "call.hpp"
 #include "test.hpp"
 
 namespace attention_problem::rounded_rotation_test {
@@ -130,20 +129,14 @@ TEST_CASE("rounded_rotation has the gradients of rotated and rounded rows, rotat
     const auto gradients = [&](const Heads& queries, const Heads& keys, const Options& options) {
       Heads out(1, n, width, 4);
       std::vector<float> lse(static_cast<std::size_t>(n));
-      ssmax::attention(with({.q = queries.view(),
-                             .k = keys.view(),
-                             .v = v.view(),
-                             .out = out.view(),
-                             .lse = {lse.data(), {1, 1, n}}},
-                            options),
-                       Causal{});
+      ssmax::attention(
+          with(over_views(queries.view(), keys.view(), v.view(), out.view(), {lse.data(), {1, 1, n}}),
+               options),
+          Causal{});
       Gradients g{out, out, out};
       ssmax::attention_backward(
-          backward_with({.q = queries.view(),
-                         .k = keys.view(),
-                         .v = v.view(),
-                         .out = std::as_const(out).view(),
-                         .lse = {lse.data(), {1, 1, n}}},
+          backward_with(backward_over_views(queries.view(), keys.view(), v.view(), std::as_const(out).view(),
+                                            {lse.data(), {1, 1, n}}),
                         options),
           {.dout = dout.view(), .dq = g.dq.view(), .dk = g.dk.view(), .dv = g.dv.view()}, Causal{});
       return g;

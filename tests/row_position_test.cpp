@@ -1,15 +1,5 @@
 // Row::position: a scaling receives the query's own position, in attention, decode and rows.
-#include <array>
-#include <cmath>
-#include <ssmax/attention.hpp>
-#include <ssmax/attention_backward.hpp>
-#include <ssmax/kv_cache.hpp>
-#include <ssmax/mask.hpp>
-#include <ssmax/scaling.hpp>
-#include <ssmax/softmax.hpp>
-#include <vector>
-
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace {
 

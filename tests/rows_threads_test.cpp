@@ -1,20 +1,13 @@
 // Functions over rows with an executor: the same bits as without one, whoever makes the calls, for every
 // mask; the sums that a scaling learns as well.
 
-#include <array>
-#include <limits>
-#include <span>
 #include <ssmax/detail/attention/terms/any_executor.hpp>
-#include <ssmax/softmax.hpp>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 #include "allocation_count.hpp"
-#include "catch.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 #include "test_executors.hpp"
 
 namespace rows_threads_test {

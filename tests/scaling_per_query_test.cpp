@@ -1,12 +1,9 @@
 // A multiplier for every query, from outside: c[batch, head, query], and its gradient.
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "decode_problem.hpp"
 #include "refusal.hpp"
-#include "same_bits.hpp"
 #include "score_formulas.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 
 namespace attention_problem::backward_problem::scaling_per_query_test {

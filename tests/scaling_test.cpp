@@ -7,6 +7,7 @@
 
 namespace scaling_test {
 
+using reference::largest_difference;
 using reference::relative_difference;
 using namespace ssmax;
 
@@ -15,15 +16,6 @@ std::vector<T> row_of(const std::vector<T>& logits, const Scaling& scaling) {
   std::vector<T> y(logits.size());
   ssmax::softmax(View<const T, 1>(logits), View<T, 1>(y), scaling);
   return y;
-}
-
-template <class T>
-double largest_difference(const std::vector<T>& a, const std::vector<T>& b) {
-  double largest = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    largest = std::max(largest, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
-  }
-  return largest;
 }
 
 TEST_CASE("the multipliers of the table", "[scaling]") {
@@ -141,8 +133,7 @@ void check_figure_1(double tolerance) {
     CHECK(relative_difference(static_cast<double>(ssmax.back()), ssmax_max) <= tolerance);
     CHECK(std::abs(static_cast<double>(softmax.back()) - e.softmax) <= e.quoted_to);
     CHECK(std::abs(static_cast<double>(ssmax.back()) - e.ssmax) <= e.quoted_to);
-    // The other keys share what is left, equally: the same exponential divided by the same sum, in every
-    // lane.
+    // The other keys share what is left, equally: the same exponential divided by the same sum, in every lane.
     const auto [low, high] = std::minmax_element(ssmax.begin(), ssmax.end() - 1);
     CHECK(static_cast<double>(*high) <= static_cast<double>(*low) * (1 + tolerance));
     CHECK(relative_difference(static_cast<double>(*low),
@@ -150,9 +141,8 @@ void check_figure_1(double tolerance) {
   }
 }
 
-// In float the exponent -5 is exact and s ln n z carries a rounding of up to 30 * 2^-24 where n = 10^6, which
-// acts on the small probabilities (hence 40 times the tolerance there); the largest one sees a hundredth of
-// it.
+// In float the exponent -5 is exact and s ln n z carries a rounding of up to 30 * 2^-24 where n = 10^6, which acts on
+// the small probabilities (hence 40 times the tolerance there); the largest one sees a hundredth of it.
 TEST_CASE("Figure 1 in closed form", "[scaling]") {
   check_figure_1<double>(1e-13);
   check_figure_1<float>(5e-7);
@@ -311,13 +301,10 @@ struct Backward {
 
   template <class Gradient>
   void run(const Gradient& gradient) {
-    const View<const double, 3> logits(z.data(), {2, 3, 5});
-    const View<double, 3> out(y.data(), {2, 3, 5});
+    const View<const double, 3> logits(z.data(), {2, 3, 5}), dout(g.data(), {2, 3, 5});
+    const View<double, 3> out(y.data(), {2, 3, 5}), dlogits(dz.data(), {2, 3, 5});
     ssmax::softmax(logits, out, gradient, Causal{});
-    ssmax::softmax_backward<double, 3>({.out = out,
-                                        .dout = View<const double, 3>(g.data(), {2, 3, 5}),
-                                        .logits = logits,
-                                        .dlogits = View<double, 3>(dz.data(), {2, 3, 5})},
+    ssmax::softmax_backward<double, 3>({.out = out, .dout = dout, .logits = logits, .dlogits = dlogits},
                                        gradient, Causal{});
   }
 };
@@ -366,13 +353,10 @@ TEST_CASE("gradients of parameters are added to what is there", "[scaling]") {
     std::vector<double> ds(1), db(1);
     const SSMax<double> scaling{0.5, 0.25};
     std::vector<double> y(rows.z.size()), dz(rows.z.size());
-    const View<const double, 2> logits(rows.z.data(), {6, 5});
-    const View<double, 2> out(y.data(), {6, 5});
+    const View<const double, 2> logits(rows.z.data(), {6, 5}), dout(rows.g.data(), {6, 5});
+    const View<double, 2> out(y.data(), {6, 5}), dlogits(dz.data(), {6, 5});
     ssmax::softmax(logits, out, scaling);
-    ssmax::softmax_backward<double, 2>({.out = out,
-                                        .dout = View<const double, 2>(rows.g.data(), {6, 5}),
-                                        .logits = logits,
-                                        .dlogits = View<double, 2>(dz.data(), {6, 5})},
+    ssmax::softmax_backward<double, 2>({.out = out, .dout = dout, .logits = logits, .dlogits = dlogits},
                                        scaling.gradient(ds, db));
     reference::Real dc = 0;
     for (std::size_t row = 0; row < 6; ++row) {

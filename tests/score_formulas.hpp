@@ -1,12 +1,8 @@
 // Scores as formulas that share nothing with the library: what attention's backward is held against.
 #pragma once
 
-#include <array>
-#include <cmath>
-#include <limits>
-#include <vector>
-
 #include "attention_backward_problem.hpp"
+#include "test.hpp"
 
 namespace attention_problem::backward_problem {
 

@@ -1,19 +1,6 @@
 // What each score makes of a logit, its derivative, and what it takes to be one.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <ssmax/half.hpp>
-#include <ssmax/mask.hpp>
-#include <ssmax/score.hpp>
-#include <stdexcept>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
-
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace score_test {
 

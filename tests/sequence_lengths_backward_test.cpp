@@ -1,7 +1,5 @@
 // Gradients of sequences of different lengths: each has the bits of a call with it alone.
 
-#include "call.hpp"
-#include "catch.hpp"
 #include "refusal.hpp"
 #include "sequence_lengths_problem.hpp"
 #include "test_executors.hpp"
@@ -49,11 +47,9 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const M& mask, c
       const std::span<const Compute<T>> own_s = s, own_b = b;
       const SSMax<Compute<T>> scaling(own_s, own_b);
       attention_backward<Compute<T>>(
-          backward_with({.q = all ? q.view() : q.alone(i),
-                         .k = all ? k.view() : k.alone(i),
-                         .v = all ? v.view() : v.alone(i),
-                         .out = all ? out.view() : out.alone(i),
-                         .lse = all ? lse.numbers() : lse.numbers_alone(i)},
+          backward_with(backward_over_views(all ? q.view() : q.alone(i), all ? k.view() : k.alone(i),
+                                            all ? v.view() : v.alone(i), all ? out.view() : out.alone(i),
+                                            all ? lse.numbers() : lse.numbers_alone(i)),
                         own),
           {.dout = all ? dout.view() : dout.alone(i),
            .dq = all ? g.dq.view() : g.dq.alone(i),
@@ -65,11 +61,8 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const M& mask, c
     };
     Gradient<T> alone(sequences, sizes);
     for (index_t i = 0; i < sequences.count(); ++i) {
-      attention<Compute<T>>(with({.q = q.alone(i),
-                                  .k = k.alone(i),
-                                  .v = v.alone(i),
-                                  .out = out_memory.alone(i),
-                                  .lse = lse_memory.numbers_alone(i)},
+      attention<Compute<T>>(with(over_views(q.alone(i), k.alone(i), v.alone(i), out_memory.alone(i),
+                                            lse_memory.numbers_alone(i)),
                                  options),
                             SSMax<Compute<T>>(Compute<T>(0.4)), mask, score);
       run(alone, i, Serial{});
@@ -143,20 +136,12 @@ TEST_CASE("lengths: dbias counts from the start of each sequence, and may be sum
       const auto i = static_cast<std::size_t>(b);
       const std::array<index_t, 4> own{1, sizes.heads, sequences.queries[i], sequences.keys[i]};
       const Bias own_bias(View<const float, 4>(values.data() + b * strides[0], own, strides));
-      attention({.q = q.alone(b),
-                 .k = k.alone(b),
-                 .v = v.alone(b),
-                 .out = out.alone(b),
-                 .lse = lse.numbers_alone(b)},
-                Causal{}, own_bias);
-      attention_backward({.q = q.alone(b),
-                          .k = k.alone(b),
-                          .v = v.alone(b),
-                          .out = in.alone(b),
-                          .lse = in_lse.numbers_alone(b)},
-                         {.dout = q.alone(b), .dq = g.dq.alone(b), .dk = g.dk.alone(b), .dv = g.dv.alone(b)},
-                         Causal{},
-                         own_bias.gradient(View<float, 4>(alone.data() + b * strides[0], own, strides)));
+      attention(over_views(q.alone(b), k.alone(b), v.alone(b), out.alone(b), lse.numbers_alone(b)), Causal{},
+                own_bias);
+      attention_backward(
+          backward_over_views(q.alone(b), k.alone(b), v.alone(b), in.alone(b), in_lse.numbers_alone(b)),
+          {.dout = q.alone(b), .dq = g.dq.alone(b), .dk = g.dk.alone(b), .dv = g.dv.alone(b)}, Causal{},
+          own_bias.gradient(View<float, 4>(alone.data() + b * strides[0], own, strides)));
     }
     attention_backward({.q = q.view(),
                         .k = k.view(),

@@ -2,12 +2,10 @@
 // channel]. `alone` views the rows of one sequence.
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <ssmax/ssmax.hpp>
-#include <vector>
+#include <set>
 
 #include "attention_problem.hpp"
+#include "test.hpp"
 
 namespace sequence_lengths_problem {
 
@@ -107,11 +105,7 @@ struct Tensor {
       const std::vector<T> numbers =
           reference::normals<T>(static_cast<std::size_t>(rows.size()), seed + static_cast<unsigned>(b));
       auto next = numbers.begin();
-      for (index_t h = 0; h < heads; ++h) {
-        for (index_t i = 0; i < rows.extent(2); ++i) {
-          for (index_t c = 0; c < width; ++c) rows(0, h, i, c) = *next++;
-        }
-      }
+      reference::for_each_index(rows.extents(), [&](auto... at) { rows(at...) = *next++; });
     }
     return result;
   }
@@ -124,5 +118,18 @@ struct Tensor {
         v.data_handle(), {v.extent(0), v.extent(1), v.extent(2)}, {v.stride(0), v.stride(1), v.stride(2)}};
   }
 };
+
+/// Calls attend(b, options) for each sequence b alone. Returns the paths of these calls.
+template <class T, class Attend>
+std::set<Path> paths_alone(const Sequences& sequences, AttentionOptions<T> options, const Attend& attend) {
+  std::set<Path> paths;
+  for (index_t b = 0; b < sequences.count(); ++b) {
+    Explanation explanation;
+    options.explanation = &explanation;
+    attend(b, options);
+    if (explanation.path != Path::none) paths.insert(explanation.path);
+  }
+  return paths;
+}
 
 }  // namespace sequence_lengths_problem

@@ -1,13 +1,8 @@
 // Sequences with their own numbers of queries against a source of keys: each is bit-identical to a call with it alone.
 
-#include <set>
-
-#include "call.hpp"
 #include "sequence_lengths_problem.hpp"
 
-#include "catch.hpp"
 #include "refusal.hpp"
-#include "same_bits.hpp"
 #include "test_executors.hpp"
 #include "wrapped_source.hpp"
 
@@ -76,19 +71,14 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const K& source,
     INFO(target << " packed " << sequences.is_packed);
     Tensor<T> out(sequences, true, sizes.heads, sizes.dv);
     Tensor<Compute<T>> lse(sequences, true, sizes.heads, 1);
-    std::set<Path> paths;
-    for (index_t b = 0; b < sequences.count(); ++b) {
-      Explanation explanation;
-      AttentionOptions<T> alone = options;
-      alone.explanation = &explanation;
+    const auto paths = paths_alone(sequences, options, [&](index_t b, const AttentionOptions<T>& alone) {
       attention<Compute<T>>(with({.q = q.alone(b),
                                   .keys = Alone<K>{source, b},
                                   .out = out.alone(b),
                                   .lse = lse.numbers_alone(b)},
                                  alone),
                             scaling, mask, score);
-      if (explanation.path != Path::none) paths.insert(explanation.path);
-    }
+    });
     if (ssmax::shared::base_of(active_target()) == active_target()) CHECK(paths == expected);
     AttentionOptions<T> together = options;
     together.lengths = queries_of(sequences, cumulative);
@@ -148,8 +138,8 @@ TEST_CASE("lengths of queries over a ring that has forgotten keys", "[decode][le
   }
 }
 
-/// The message of a call over two sequences of 5 and 3 keys.
-std::string refusal_of(const SequenceLengths& lengths, index_t batch, index_t rows) {
+/// Checks the message of a call over two sequences of 5 and 3 keys, and that nothing is written.
+void check_refused(const SequenceLengths& lengths, index_t batch, index_t rows, const std::string& message) {
   KvCache<float> cache({.batch = 2, .width = 4, .capacity = 8});
   const std::vector<index_t> counts{5, 3};
   const std::vector<float> numbers(std::size_t{2} * 5 * 4, 1.0F);
@@ -159,31 +149,30 @@ std::string refusal_of(const SequenceLengths& lengths, index_t batch, index_t ro
   std::vector<float> out(in.size(), -77.0F);
   const ssmax::AttentionArguments<float> arguments{.q = {in.data(), {batch, 1, rows, 4}},
                                                    .out = {out.data(), {batch, 1, rows, 4}}};
-  const std::string message = refusal([&] {
+  const std::string refused = refusal([&] {
     attention(with(over(arguments, cache), AttentionOptions<float>{.lengths = lengths}), Causal{});
   });
   CHECK(std::ranges::all_of(out, [](float x) { return x == -77.0F; }));
-  return message;
+  CHECK(refused == "ssmax::attention: " + message);
 }
 
 TEST_CASE("lengths of queries over a source: refused before anything is written", "[decode][lengths]") {
   using V = std::vector<index_t>;
   const V cumulative{0, 4, 5}, three{0, 1, 2, 5}, late{0, 4, 6}, two{4, 1}, one{4}, longer{4, 4};
-  CHECK(refusal_of(SequenceLengths::packed(cumulative), 1, 5) ==
-        "ssmax::attention: lengths.keys have extent 3, must be 0 over a source: use packed_queries");
-  CHECK(refusal_of(SequenceLengths::packed_queries(three), 1, 5) ==
-        "ssmax::attention: lengths.queries have sequence count 3, the source has 2");
-  CHECK(refusal_of(SequenceLengths::packed_queries(late), 1, 5) ==
-        "ssmax::attention: lengths.queries end with 6, q has 5 rows");
-  CHECK(refusal_of(SequenceLengths::packed_queries(cumulative), 2, 5) ==
-        "ssmax::attention: q has 2 batch entries, must have 1 where lengths are packed");
-  CHECK(refusal_of(SequenceLengths::padded_queries(two), 2, 3) ==
-        "ssmax::attention: lengths.queries of sequence 0 are 4, must be within 0 and the rows of q, 3");
-  CHECK(refusal_of(SequenceLengths::padded_queries(one), 2, 5) ==
-        "ssmax::attention: lengths.queries have extent 1, q has 2 batch entries");
-  CHECK(refusal_of(SequenceLengths::padded_queries(longer), 2, 5) ==
-        "ssmax::attention: q has 4 positions of sequence 1, which has 3 keys: append the keys first, or set "
-        "more_queries_than_keys");
+  check_refused(SequenceLengths::packed(cumulative), 1, 5,
+                "lengths.keys have extent 3, must be 0 over a source: use packed_queries");
+  check_refused(SequenceLengths::packed_queries(three), 1, 5,
+                "lengths.queries have sequence count 3, the source has 2");
+  check_refused(SequenceLengths::packed_queries(late), 1, 5, "lengths.queries end with 6, q has 5 rows");
+  check_refused(SequenceLengths::packed_queries(cumulative), 2, 5,
+                "q has 2 batch entries, must have 1 where lengths are packed");
+  check_refused(SequenceLengths::padded_queries(two), 2, 3,
+                "lengths.queries of sequence 0 are 4, must be within 0 and the rows of q, 3");
+  check_refused(SequenceLengths::padded_queries(one), 2, 5,
+                "lengths.queries have extent 1, q has 2 batch entries");
+  check_refused(SequenceLengths::padded_queries(longer), 2, 5,
+                "q has 4 positions of sequence 1, which has 3 keys: append the keys first, or set "
+                "more_queries_than_keys");
   // Calls over views need the lengths of keys.
   const std::vector<float> in(20, 1.0F);
   std::vector<float> out(20);

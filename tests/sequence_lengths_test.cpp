@@ -1,12 +1,7 @@
 // Sequences of different lengths in one call: each has the bits of a call with it alone.
 
-#include "call.hpp"
 #include "sequence_lengths_problem.hpp"
 
-#include <set>
-#include <ssmax/scaling_of_queries.hpp>
-
-#include "catch.hpp"
 #include "refusal.hpp"
 #include "test_executors.hpp"
 
@@ -30,20 +25,11 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const S& scaling
     INFO(target << " packed " << sequences.is_packed);
     Tensor<T> out(sequences, true, sizes.heads, sizes.dv);
     Tensor<Compute<T>> lse(sequences, true, sizes.heads, 1);
-    std::set<Path> paths;
-    for (index_t b = 0; b < sequences.count(); ++b) {
-      Explanation explanation;
-      AttentionOptions<T> alone = options;
-      alone.explanation = &explanation;
-      attention<Compute<T>>(with({.q = q.alone(b),
-                                  .k = k.alone(b),
-                                  .v = v.alone(b),
-                                  .out = out.alone(b),
-                                  .lse = lse.numbers_alone(b)},
-                                 alone),
-                            scaling, mask, score);
-      if (explanation.path != Path::none) paths.insert(explanation.path);
-    }
+    const auto paths = paths_alone(sequences, options, [&](index_t b, const AttentionOptions<T>& alone) {
+      attention<Compute<T>>(
+          with(over_views(q.alone(b), k.alone(b), v.alone(b), out.alone(b), lse.numbers_alone(b)), alone),
+          scaling, mask, score);
+    });
     if (ssmax::shared::base_of(active_target()) == active_target()) CHECK(paths == expected);
     AttentionOptions<T> together = options;
     together.lengths = sequences.lengths();
@@ -52,13 +38,9 @@ void check_bits(const Sequences& sequences, const Sizes& sizes, const S& scaling
       Tensor<Compute<T>> result_lse(sequences, true, sizes.heads, 1);
       Explanation explanation;
       together.explanation = &explanation;
-      attention<Compute<T>>(with({.q = q.view(),
-                                  .k = k.view(),
-                                  .v = v.view(),
-                                  .out = result.view(),
-                                  .lse = result_lse.numbers()},
-                                 together),
-                            scaling, mask, score, executor);
+      attention<Compute<T>>(
+          with(over_views(q.view(), k.view(), v.view(), result.view(), result_lse.numbers()), together),
+          scaling, mask, score, executor);
       CHECK(paths.empty() == (explanation.path == Path::none));
       CHECK((paths.empty() || paths.contains(explanation.path)));
       CHECK(result == out);
@@ -147,41 +129,36 @@ TEST_CASE("lengths: policies count queries and keys from the start of each seque
   }
 }
 
-/// The message of a call of two sequences with other lengths.
-std::string refusal_of(const SequenceLengths& lengths, index_t batch, index_t rows) {
+/// Checks the message of a call of two sequences with other lengths, and that nothing is written.
+void check_refused(const SequenceLengths& lengths, index_t batch, index_t rows, const std::string& message) {
   const std::vector<float> in(static_cast<std::size_t>(batch * rows * 4), 1.0F);
   std::vector<float> out(in.size(), -77.0F);
   const View<const float, 4> view(in.data(), {batch, 1, rows, 4});
-  const std::string message = refusal([&] {
+  const std::string refused = refusal([&] {
     attention({.q = view, .k = view, .v = view, .out = {out.data(), {batch, 1, rows, 4}}, .lengths = lengths},
               Causal{});
   });
   CHECK(std::ranges::all_of(out, [](float x) { return x == -77.0F; }));
-  return message;
+  CHECK(refused == "ssmax::attention: " + message);
 }
 
 TEST_CASE("lengths: refused before anything is written", "[attention][lengths]") {
   using V = std::vector<index_t>;
   const V good{0, 3, 5}, other{0, 1, 2, 5}, falls{0, 6, 5}, late{1, 3, 5}, ends{0, 3, 6}, none;
-  CHECK(refusal_of(SequenceLengths::packed(good, other), 1, 5) ==
-        "ssmax::attention: lengths.queries have extent 3, lengths.keys have 4");
-  CHECK(refusal_of(SequenceLengths::packed(falls), 1, 5) ==
-        "ssmax::attention: lengths.queries fall from 6 to 5 in sequence 1");
-  CHECK(refusal_of(SequenceLengths::packed(late), 1, 5) ==
-        "ssmax::attention: lengths.queries begin with 1, must begin with 0");
-  CHECK(refusal_of(SequenceLengths::packed(good, ends), 1, 5) ==
-        "ssmax::attention: lengths.keys end with 6, k has 5 rows");
-  CHECK(refusal_of(SequenceLengths::packed(none), 1, 5) ==
-        "ssmax::attention: lengths.queries have extent 0, must have at least 1");
-  CHECK(refusal_of(SequenceLengths::packed(good), 2, 5) ==
-        "ssmax::attention: q has 2 batch entries, must have 1 where lengths are packed");
+  check_refused(SequenceLengths::packed(good, other), 1, 5,
+                "lengths.queries have extent 3, lengths.keys have 4");
+  check_refused(SequenceLengths::packed(falls), 1, 5, "lengths.queries fall from 6 to 5 in sequence 1");
+  check_refused(SequenceLengths::packed(late), 1, 5, "lengths.queries begin with 1, must begin with 0");
+  check_refused(SequenceLengths::packed(good, ends), 1, 5, "lengths.keys end with 6, k has 5 rows");
+  check_refused(SequenceLengths::packed(none), 1, 5, "lengths.queries have extent 0, must have at least 1");
+  check_refused(SequenceLengths::packed(good), 2, 5,
+                "q has 2 batch entries, must have 1 where lengths are packed");
   const V two{3, 5}, three{3, 5, 1}, negative{3, -1}, long_one{6, 2};
-  CHECK(refusal_of(SequenceLengths::padded(three), 2, 5) ==
-        "ssmax::attention: lengths.queries have extent 3, q has 2 batch entries");
-  CHECK(refusal_of(SequenceLengths::padded(two, negative), 2, 5) ==
-        "ssmax::attention: lengths.keys of sequence 1 are -1, must be within 0 and the rows of k, 5");
-  CHECK(refusal_of(SequenceLengths::padded(long_one, two), 2, 5) ==
-        "ssmax::attention: lengths.queries of sequence 0 are 6, must be within 0 and the rows of q, 5");
+  check_refused(SequenceLengths::padded(three), 2, 5, "lengths.queries have extent 3, q has 2 batch entries");
+  check_refused(SequenceLengths::padded(two, negative), 2, 5,
+                "lengths.keys of sequence 1 are -1, must be within 0 and the rows of k, 5");
+  check_refused(SequenceLengths::padded(long_one, two), 2, 5,
+                "lengths.queries of sequence 0 are 6, must be within 0 and the rows of q, 5");
 }
 
 TEST_CASE("the masks Lengths and Documents are refused with lengths", "[attention][lengths]") {

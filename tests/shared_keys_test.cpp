@@ -5,10 +5,6 @@
 
 #include "allocation_count.hpp"
 #include "attention_problem.hpp"
-#include "call.hpp"
-#include "reference.hpp"
-#include "same_bits.hpp"
-#include "target_scope.hpp"
 #include "test.hpp"
 #include "test_executors.hpp"
 #include "wrapped_source.hpp"

@@ -1,19 +1,10 @@
 // Gradients of short rows, which are computed several at a time, against sums in long double. The bits of a
 // row do not depend on the other rows of the call.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
-#include <span>
-#include <ssmax/softmax.hpp>
-#include <string>
-#include <vector>
-
-#include "catch.hpp"
 #include "reference.hpp"
 #include "same_bits.hpp"
 #include "target_scope.hpp"
+#include "test.hpp"
 
 namespace short_row_gradients_test {
 

@@ -28,27 +28,11 @@ using Doubles = std::array<double, 8>;
 using Words = std::array<std::uint32_t, 16>;
 using Shorts = std::array<std::uint16_t, 16>;
 
-// Not templates over vector types: as template arguments those lose their attributes, and GCC warns.
-inline Floats lanes(__m512 v) {
-  Floats a;
-  std::memcpy(a.data(), &v, sizeof v);
-  return a;
-}
-inline Doubles lanes(__m512d v) {
-  Doubles a;
-  std::memcpy(a.data(), &v, sizeof v);
-  return a;
-}
-inline __m512 vector(const Floats& a) {
-  __m512 v;
-  std::memcpy(&v, a.data(), sizeof v);
-  return v;
-}
-inline __m512d vector(const Doubles& a) {
-  __m512d v;
-  std::memcpy(&v, a.data(), sizeof v);
-  return v;
-}
+// Not std::bit_cast: as template arguments, vector types lose their attributes, and GCC warns.
+inline Floats lanes(__m512 v) { return __builtin_bit_cast(Floats, v); }
+inline Doubles lanes(__m512d v) { return __builtin_bit_cast(Doubles, v); }
+inline __m512 vector(const Floats& a) { return __builtin_bit_cast(__m512, a); }
+inline __m512d vector(const Doubles& a) { return __builtin_bit_cast(__m512d, a); }
 
 // Hidden lanes are not touched in memory, as a vector at the end of a page needs it.
 template <class Lanes, class Value>
@@ -190,43 +174,32 @@ inline __m512d _mm512_permute_pd(__m512d v, unsigned control) {
 }
 
 inline __m512i _mm512_cvtepu16_epi32(__m256i v) {
-  simde_avx512::Shorts a;
-  std::memcpy(a.data(), &v, sizeof v);
+  const auto a = __builtin_bit_cast(simde_avx512::Shorts, v);
   simde_avx512::Words r;
   for (std::size_t i = 0; i < r.size(); ++i) r[i] = a[i];
-  __m512i result;
-  std::memcpy(&result, r.data(), sizeof result);
-  return result;
+  return __builtin_bit_cast(__m512i, r);
 }
 inline __m512i _mm512_cvtepi8_epi32(__m128i v) {
-  std::array<std::int8_t, 16> a;
-  std::memcpy(a.data(), &v, sizeof v);
+  const auto a = __builtin_bit_cast(std::array<std::int8_t, 16>, v);
   simde_avx512::Words r;
   for (std::size_t i = 0; i < r.size(); ++i) r[i] = static_cast<std::uint32_t>(std::int32_t{a[i]});
-  __m512i result;
-  std::memcpy(&result, r.data(), sizeof result);
-  return result;
+  return __builtin_bit_cast(__m512i, r);
 }
 inline __m512 _mm512_cvtepi32_ps(__m512i v) {
-  std::array<std::int32_t, 16> a;
-  std::memcpy(a.data(), &v, sizeof v);
+  const auto a = __builtin_bit_cast(std::array<std::int32_t, 16>, v);
   simde_avx512::Floats r;
   for (std::size_t i = 0; i < r.size(); ++i) r[i] = static_cast<float>(a[i]);
   return simde_avx512::vector(r);
 }
 inline __m256i _mm512_cvtepi32_epi16(__m512i v) {
-  simde_avx512::Words a;
-  std::memcpy(a.data(), &v, sizeof v);
+  const auto a = __builtin_bit_cast(simde_avx512::Words, v);
   simde_avx512::Shorts r;
   for (std::size_t i = 0; i < r.size(); ++i) r[i] = static_cast<std::uint16_t>(a[i] & 0xFFFFu);
-  __m256i result;
-  std::memcpy(&result, r.data(), sizeof result);
-  return result;
+  return __builtin_bit_cast(__m256i, r);
 }
 
 inline __m512 _mm512_cvtph_ps(__m256i v) {
-  simde_avx512::Shorts a;
-  std::memcpy(a.data(), &v, sizeof v);
+  const auto a = __builtin_bit_cast(simde_avx512::Shorts, v);
   simde_avx512::Floats r;
   for (std::size_t i = 0; i < r.size(); ++i) r[i] = simde_avx512::widen(a[i]);
   return simde_avx512::vector(r);
@@ -235,9 +208,7 @@ inline __m256i _mm512_cvtps_ph(__m512 v, [[maybe_unused]] int to_nearest) {
   const auto a = simde_avx512::lanes(v);
   simde_avx512::Shorts r;
   for (std::size_t i = 0; i < r.size(); ++i) r[i] = simde_avx512::narrow(a[i]);
-  __m256i result;
-  std::memcpy(&result, r.data(), sizeof result);
-  return result;
+  return __builtin_bit_cast(__m256i, r);
 }
 
 inline __m512i _mm512_maskz_loadu_epi16(std::uint32_t k, const void* p) {
@@ -245,9 +216,7 @@ inline __m512i _mm512_maskz_loadu_epi16(std::uint32_t k, const void* p) {
   for (std::size_t i = 0; i < r.size(); ++i) {
     if (k >> i & 1u) std::memcpy(&r[i], static_cast<const std::uint16_t*>(p) + i, sizeof r[i]);
   }
-  __m512i result;
-  std::memcpy(&result, r.data(), sizeof result);
-  return result;
+  return __builtin_bit_cast(__m512i, r);
 }
 
 /// Towards minus infinity alone: x - floor(x), and 0 for an infinite x.
@@ -265,9 +234,7 @@ inline __m512bh _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
     r[i] = simde_avx512::rounded(a[i]);
     r[i + 16] = simde_avx512::rounded(b[i]);
   }
-  __m512bh result;
-  std::memcpy(&result, r.data(), sizeof result);
-  return result;
+  return __builtin_bit_cast(__m512bh, r);
 }
 
 // ---- What SIMDe gets wrong: without the CPU's own it multiplies, rounds and adds. -------------------------
@@ -293,9 +260,7 @@ inline __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
   using emulated_amx::flushed, emulated_amx::widened;
   emulation::meet(emulation::pair_dot, ssmax::Target::avx512_bf16);
   simde_avx512::Floats r = simde_avx512::lanes(sum);
-  simde_avx512::Words x, y;
-  std::memcpy(x.data(), &a, sizeof a);
-  std::memcpy(y.data(), &b, sizeof b);
+  const auto x = __builtin_bit_cast(simde_avx512::Words, a), y = __builtin_bit_cast(simde_avx512::Words, b);
   for (std::size_t i = 0; i < r.size(); ++i) {
     r[i] = flushed(flushed(r[i]) + widened(x[i] >> 16) * widened(y[i] >> 16));
     r[i] = flushed(r[i] + widened(x[i] & 0xFFFFu) * widened(y[i] & 0xFFFFu));

@@ -1,14 +1,8 @@
 // A small call of attention that tests spoil.
 #pragma once
 
-#include <algorithm>
-#include <initializer_list>
-#include <ssmax/ssmax.hpp>
-#include <string_view>
-#include <vector>
-
-#include "catch.hpp"
 #include "refusal.hpp"
+#include "test.hpp"
 
 namespace small_call {
 

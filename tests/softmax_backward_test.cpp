@@ -237,19 +237,13 @@ TEST_CASE("a single key has gradient 0 under any scaling", "[softmax_backward]")
     for (const double s : {0.43, -2.0, 1e6}) {
       std::vector<double> logits{z}, y(1), g{1.75}, dz{nan}, ds(1), db(1);
       const SSMax<double> scaling{s, s};
-      ssmax::softmax(View<const double, 1>(logits), View<double, 1>(y), scaling);
-      ssmax::softmax_backward<double, 1>({.out = View<const double, 1>(y),
-                                          .dout = View<const double, 1>(g),
-                                          .logits = View<const double, 1>(logits),
-                                          .dlogits = View<double, 1>(dz)},
-                                         scaling.gradient(ds, db));
+      const View<const double, 1> in(logits), out(y), dout(g);
+      const ssmax::RowsBackward<double, 1> arguments{.out = out, .dout = dout, .logits = in, .dlogits = dz};
+      ssmax::softmax(in, View<double, 1>(y), scaling);
+      ssmax::softmax_backward(arguments, scaling.gradient(ds, db));
       CHECK((dz[0] == 0 && ds[0] == 0 && db[0] == 0));
-      ssmax::log_softmax(View<const double, 1>(logits), View<double, 1>(y), scaling);
-      ssmax::log_softmax_backward<double, 1>({.out = View<const double, 1>(y),
-                                              .dout = View<const double, 1>(g),
-                                              .logits = View<const double, 1>(logits),
-                                              .dlogits = View<double, 1>(dz)},
-                                             scaling.gradient(ds, db));
+      ssmax::log_softmax(in, View<double, 1>(y), scaling);
+      ssmax::log_softmax_backward(arguments, scaling.gradient(ds, db));
       CHECK((dz[0] == 0 && ds[0] == 0 && db[0] == 0));
     }
   }

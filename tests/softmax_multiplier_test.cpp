@@ -1,5 +1,4 @@
-// Multipliers of any sign and size, and logits of any size: as exact as c = 1 on ordinary logits. On every
-// target.
+// Multipliers of any sign and size, and logits of any size: as exact as c = 1 on ordinary logits. On every target.
 
 #include "reference.hpp"
 #include "target_scope.hpp"

@@ -4,7 +4,6 @@
 #include <xmmintrin.h>
 #endif
 
-#include "reference.hpp"
 #include "special_values.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"
@@ -53,8 +52,7 @@ TEST_CASE("the largest floats do not overflow", "[special]") {
 TEST_CASE("huge spreads fall to 0 without NaN", "[special]") {
   for_each_target([](const std::string&) {
     for (const index_t n : sizes) {
-      // 1, e^-1, ... down past the smallest float, in steps that visit every binade and the edge of the
-      // normal numbers.
+      // 1, e^-1, ... down past the smallest float, in steps that visit every binade and the edge of the normal numbers.
       std::vector<float> z;
       for (index_t i = 0; i < n; ++i) z.push_back(-0.171f * static_cast<float>((i * 7) % 1031));
       const std::vector<float> y = softmax(z);
@@ -92,8 +90,7 @@ TEST_CASE("a huge common offset costs no accuracy", "[special]") {
   for_each_target([](const std::string&) {
     for (const index_t n : sizes) {
       CAPTURE(n);
-      // Offsets that float holds on a coarse grid; the multiplier brings neighbours of that grid a fraction
-      // apart.
+      // Offsets that float holds on a coarse grid; the multiplier brings neighbours of that grid a fraction apart.
       for (const float offset : {1e6f, -1e6f, 1e30f, -1e30f}) {
         const float step = std::abs(std::nextafter(offset, inf) - offset);
         std::vector<float> z;

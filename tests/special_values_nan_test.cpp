@@ -2,7 +2,6 @@
 
 #include <bit>
 
-#include "reference.hpp"
 #include "special_values.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"
@@ -11,8 +10,7 @@ namespace special_values::special_values_nan_test {
 
 // ---- NaN --------------------------------------------------------------------------------------------------
 
-/// Rounding may go another way in another kernel: a relative 2e-6 in float holds logits down to 12 below the
-/// maximum.
+/// Rounding may go another way in another kernel: a relative 2e-6 in float holds logits down to 12 below the maximum.
 template <class T>
 bool nearly_same(T a, T b) {
   const Real larger = std::max(reference::widen(a), reference::widen(b));

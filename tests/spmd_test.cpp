@@ -1,24 +1,16 @@
 // Teams of the program's own threads: every call once, by all threads, call after call, exceptions, late helpers.
 
-#include <ssmax/execution.hpp>
-
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <ctime>
-#include <limits>
 #include <set>
-#include <stdexcept>
-#include <string>
 #include <thread>
-#include <type_traits>
-#include <vector>
 
 #include "allocation_count.hpp"
-#include "catch.hpp"
 #include "executor_calls.hpp"
 #include "refusal.hpp"
 #include "spmd_team.hpp"
+#include "test.hpp"
 
 namespace spmd_test {
 

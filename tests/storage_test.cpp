@@ -258,13 +258,11 @@ TEST_CASE("load receives the whole row of a query, key or value, from its first 
         const View<float, 3> lse_view(lse.data(), {1, heads, queries});
         const ssmax::Rope<float> rope({.width = 8}, keys);
         const ssmax::AttentionOptions<Watched> options{.scale = 0.01, .rope = &rope};
-        ssmax::attention(with({.q = view<const Watched>(q, heads, d),
-                               .k = view<const Watched>(k, kv_heads, d),
-                               .v = view<const Watched>(v, kv_heads, dv),
-                               .out = view<Watched>(out, heads, dv),
-                               .lse = lse_view},
-                              options),
-                         SSMax<float>{0.3f}, Causal{});
+        ssmax::attention(
+            with(over_views(view<const Watched>(q, heads, d), view<const Watched>(k, kv_heads, d),
+                            view<const Watched>(v, kv_heads, dv), view<Watched>(out, heads, dv), lse_view),
+                 options),
+            SSMax<float>{0.3f}, Causal{});
         CHECK(loads.whole > 0);
         CHECK(loads.others == 0);
         loads = {};

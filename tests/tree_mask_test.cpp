@@ -6,7 +6,6 @@
 #include <random>
 
 #include "attention_backward_problem.hpp"
-#include "call.hpp"
 #include "mask_members.hpp"
 #include "refusal.hpp"
 #include "test.hpp"

@@ -1,10 +1,6 @@
-#include <array>
 #include <numeric>
-#include <ssmax/view.hpp>
-#include <type_traits>
-#include <vector>
 
-#include "catch.hpp"
+#include "test.hpp"
 
 using ssmax::View;
 

@@ -1,12 +1,8 @@
 // Workspace: memory that grows, stays, and changes hands.
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <ssmax/workspace.hpp>
-#include <utility>
 
-#include "catch.hpp"
+#include "test.hpp"
 
 namespace {
 

@@ -1,5 +1,4 @@
-// A case of attention: everything that one call takes, drawn before element types are types, and what should
-// come out.
+// A case of attention: everything that one call takes, drawn before element types are types, and what should come out.
 #pragma once
 
 #include <optional>
@@ -39,8 +38,7 @@ struct AttentionCase {
   Layout of_q, of_k, of_v, of_out, of_lse, of_dout, of_dq, of_dk, of_dv;
   bool packed = false;  // q, k and v lie in one matrix
   AnyExecutor executor;
-  // partial: where the keys are cut. decode: capacity, how many new positions each append brings to each
-  // sequence.
+  // partial: where the keys are cut. decode: capacity, how many new positions each append brings to each sequence.
   std::vector<index_t> cuts;
   index_t capacity = 0;
   bool ring = false;

@@ -6,8 +6,7 @@
 namespace fuzz {
 namespace {
 
-/// Extents around the widths of vectors, the 16 queries from which tiles are used, and the edges of blocks of
-/// keys.
+/// Extents around the widths of vectors, the 16 queries from which tiles are used, and the edges of blocks of keys.
 index_t draw_extent(Random& random, index_t most) {
   const index_t extent =
       random.chance(0.5)
@@ -32,16 +31,10 @@ void share(std::vector<double>& values, const std::array<index_t, 4>& e, const L
   const auto at = [&](index_t a, index_t b, index_t c, index_t d) {
     return static_cast<std::size_t>(((a * e[1] + b) * e[2] + c) * e[3] + d);
   };
-  for (index_t a = 0; a < e[0]; ++a) {
-    for (index_t b = 0; b < e[1]; ++b) {
-      for (index_t c = 0; c < e[2]; ++c) {
-        for (index_t d = 0; d < e[3]; ++d) {
-          values[at(a, b, c, d)] = values[at(layout.broadcast[0] ? 0 : a, layout.broadcast[1] ? 0 : b,
-                                             layout.broadcast[2] ? 0 : c, d)];
-        }
-      }
-    }
-  }
+  reference::for_each_index(e, [&](index_t a, index_t b, index_t c, index_t d) {
+    values[at(a, b, c, d)] =
+        values[at(layout.broadcast[0] ? 0 : a, layout.broadcast[1] ? 0 : b, layout.broadcast[2] ? 0 : c, d)];
+  });
 }
 
 void draw_shape(Random& random, AttentionCase& c) {
@@ -93,21 +86,17 @@ void draw_poison(Random& random, AttentionCase& c) {
     for (index_t i = 0; i < width; ++i) values[static_cast<std::size_t>(row * width + i)] = nan;
   };
   if (random.chance(0.4)) {
-    for (index_t b = 0; b < c.batch; ++b) {
-      for (index_t h = 0; h < c.kv_heads; ++h) {
-        for (index_t key = 0; key < c.keys; ++key) {
-          bool seen = false;
-          Query q{b, 0, 0, c.mask.shape};
-          for (q.head = h * c.group(); q.head < (h + 1) * c.group(); ++q.head) {
-            for (q.index = 0; q.index < c.queries; ++q.index) seen = seen || c.mask.sees(q, key);
-          }
-          if (seen) continue;
-          const index_t row = (b * c.kv_heads + h) * c.keys + key;
-          poison(c.k, row, c.d);
-          poison(c.v, row, c.dv);
-        }
+    reference::for_each_index({c.batch, c.kv_heads, c.keys}, [&](index_t b, index_t h, index_t key) {
+      bool seen = false;
+      Query q{b, 0, 0, c.mask.shape};
+      for (q.head = h * c.group(); q.head < (h + 1) * c.group(); ++q.head) {
+        for (q.index = 0; q.index < c.queries; ++q.index) seen = seen || c.mask.sees(q, key);
       }
-    }
+      if (seen) return;
+      const index_t row = (b * c.kv_heads + h) * c.keys + key;
+      poison(c.k, row, c.d);
+      poison(c.v, row, c.dv);
+    });
   }
   // A bias of -inf hides a key, but need not keep a NaN in it out of the row (score.hpp).
   const bool hides = std::ranges::count(c.score.bias, -infinity) > 0;

@@ -1,5 +1,4 @@
-// Runs cases of attention: forward, in parts, from a cache. A unit that includes this compiles the kernels it
-// needs.
+// Runs cases of attention: forward, in parts, from a cache. A unit that includes this compiles the kernels it needs.
 #pragma once
 
 #include <ssmax/attention.hpp>
@@ -208,16 +207,12 @@ void run_decode(AttentionCase c) {
       const auto piece = [&](const std::vector<double>& all, index_t width, const Layout& layout) {
         Tensor<T> tensor({c.batch, c.kv_heads, most, width}, layout);
         std::vector<double> values;
-        for (index_t b = 0; b < c.batch; ++b) {
-          for (index_t h = 0; h < c.kv_heads; ++h) {
-            for (index_t i = 0; i < most * width; ++i) {
-              const index_t position = at[static_cast<std::size_t>(b)] + i / width;
-              const bool real = i / width < counts[static_cast<std::size_t>(b)];
-              const index_t from = ((b * c.kv_heads + h) * c.keys + position) * width + i % width;
-              values.push_back(real ? all[static_cast<std::size_t>(from)] : nan);
-            }
-          }
-        }
+        reference::for_each_index({c.batch, c.kv_heads, most * width}, [&](index_t b, index_t h, index_t i) {
+          const index_t position = at[static_cast<std::size_t>(b)] + i / width;
+          const bool real = i / width < counts[static_cast<std::size_t>(b)];
+          const index_t from = ((b * c.kv_heads + h) * c.keys + position) * width + i % width;
+          values.push_back(real ? all[static_cast<std::size_t>(from)] : nan);
+        });
         tensor.fill(values);
         return tensor;
       };

@@ -75,12 +75,9 @@ void run_backward(const AttentionCase& c) {
       const auto call = [&](const auto& scaling) {
         return [&](const auto& mask, const auto& score) {
           ssmax::attention_backward<Compute<T>>(
-              ssmax::backward_with({.q = in.q(),
-                                    .k = in.k(),
-                                    .v = in.v(),
-                                    .out = forward.out.view(),
-                                    .lse = forward.lse_view()},
-                                   options),
+              ssmax::backward_with(
+                  backward_over_views(in.q(), in.k(), in.v(), forward.out.view(), forward.lse_view()),
+                  options),
               {.dout = dout.view(),
                .dlse = c.dlse.empty() ? View<const A, 3>{} : View<const A, 3>(dlse.trailing()),
                .dq = into.all[0].view(),

@@ -1,6 +1,5 @@
-// A number together with what arithmetic in float (or double) may have put it off by: running error analysis.
-// The loops of the references, which are templates, compute in it, so that every expected value brings its
-// own bound.
+// A number together with what arithmetic in float (or double) may have put it off by: running error analysis. The loops
+// of the references, which are templates, compute in it, so that every expected value brings its own bound.
 //
 // Each operation adds one rounding of its result, as if the loop had been run in that precision, and passes
 // on the errors of its operands to first order. NaN and infinity have no error: they are to be met exactly.
@@ -16,11 +15,9 @@
 namespace fuzz {
 
 struct Bounded {
-  /// Half an ulp of one in the precision that the library computes the present case in; below which it may
-  /// flush to 0.
+  /// Half an ulp of one in the precision that the library computes the present case in; below which it may flush to 0.
   static inline Real unit = 0x1p-24L, flushed = 0x1p-118L;
-  /// What rounding to bfloat16 for a product may cost each weight, or each gradient of a logit: where all is
-  /// float, 0.
+  /// What rounding to bfloat16 for a product may cost each weight, or each gradient of a logit: where all is float, 0.
   static inline Real rounded_weight = 0;
 
   Real value = 0, error = 0;

@@ -1,5 +1,4 @@
-// Invalid calls: each must throw std::invalid_argument and write nothing. One argument of a valid call is
-// made wrong.
+// Invalid calls: each must throw std::invalid_argument and write nothing. One argument of a valid call is made wrong.
 #include <functional>
 #include <ssmax/attention.hpp>
 #include <ssmax/attention_backward.hpp>
@@ -61,6 +60,16 @@ std::string spoil(Random& random, View<float, Rank>& view, bool is_output) {
   }
 }
 
+/// Makes a list one shorter or longer; says which.
+template <class T>
+std::string resized(Random& random, std::vector<T>& list, const char* name) {
+  random.chance(0.5) ? list.pop_back() : list.push_back(1);
+  return name;
+}
+
+/// Makes an argument wrong; says how.
+using Mistake = std::function<std::string()>;
+
 struct Refusals {
   Random& random;
   std::string& words;
@@ -100,65 +109,39 @@ void refuse_attention(Random& random, std::string& words, bool backward) {
   std::vector<index_t> prefix(static_cast<std::size_t>(batch), 1);
   std::optional<ssmax::Rope<float>> rope;
   index_t key_position = 0;
-  const auto kind = random.between(0, backward ? 13 : 9);
-  words = backward ? "attention_backward refuses " : "attention refuses ";
-  switch (kind) {
-    case 0:
-      words += "q: " + spoil(random, q, false);
-      break;
-    case 1:
-      words += "k: " + spoil(random, k, false);
-      break;
-    case 2:
-      words += "v: " + spoil(random, v, false);
-      break;
-    case 3:
-      words += "out: " + spoil(random, out, !backward);
-      break;
-    case 4:
-      words += "lse: " + spoil(random, lse, !backward);
-      break;
-    case 5:
-      sinks.assign(static_cast<std::size_t>(heads + random.pick<index_t>({-1, 1})), 1.f);
-      words += "the number of sinks";
-      break;
-    case 6:
-      random.chance(0.5) ? s.pop_back() : s.push_back(1);
-      words += "the number of s";
-      break;
-    case 7:
-      random.chance(0.5) ? slopes.pop_back() : slopes.push_back(1);
-      words += "slopes";
-      break;
-    case 8:
-      random.chance(0.5) ? prefix.pop_back() : prefix.push_back(1);
-      words += "prefixes";
-      break;
-    case 9: {
-      const bool wide = random.chance(0.3);
-      rope.emplace(ssmax::RopeOptions{.width = (wide ? d + 2 : d) / 2 * 2}, std::max(queries, keys) + 1);
-      key_position =
-          wide ? 0
-               : random.pick<index_t>({-keys - 1, 2 * keys + queries, std::numeric_limits<index_t>::max()});
-      if (keys < queries) key_position = 2 * (keys + queries);
-      words += wide ? "a rope wider than a row" : "positions beyond the rope";
-      break;
-    }
-    case 10:
-      words += "dout: " + spoil(random, dout, false);
-      break;
-    case 11:
-      words += "dq: " + spoil(random, dq, true);
-      break;
-    case 12:
-      words += "dk: " + spoil(random, dk, true);
-      break;
-    default:
-      words += "dv: " + spoil(random, dv_view, true);
-  }
+  const auto call = std::string(backward ? "attention_backward" : "attention") + " refuses ";
+  const auto spoil_rope = [&] {
+    const bool wide = random.chance(0.3);
+    rope.emplace(ssmax::RopeOptions{.width = (wide ? d + 2 : d) / 2 * 2}, std::max(queries, keys) + 1);
+    key_position =
+        wide ? 0 : random.pick<index_t>({-keys - 1, 2 * keys + queries, std::numeric_limits<index_t>::max()});
+    if (keys < queries) key_position = 2 * (keys + queries);
+    return wide ? "a rope wider than a row" : "positions beyond the rope";
+  };
+  const auto spoil_sinks = [&] {
+    sinks.assign(static_cast<std::size_t>(heads + random.pick<index_t>({-1, 1})), 1.f);
+    return "the number of sinks";
+  };
+  const std::array<Mistake, 14> mistakes{
+      [&] { return "q: " + spoil(random, q, false); },
+      [&] { return "k: " + spoil(random, k, false); },
+      [&] { return "v: " + spoil(random, v, false); },
+      [&] { return "out: " + spoil(random, out, !backward); },
+      [&] { return "lse: " + spoil(random, lse, !backward); },
+      spoil_sinks,
+      [&] { return resized(random, s, "the number of s"); },
+      [&] { return resized(random, slopes, "slopes"); },
+      [&] { return resized(random, prefix, "prefixes"); },
+      spoil_rope,
+      [&] { return "dout: " + spoil(random, dout, false); },
+      [&] { return "dq: " + spoil(random, dq, true); },
+      [&] { return "dk: " + spoil(random, dk, true); },
+      [&] { return "dv: " + spoil(random, dv_view, true); },
+  };
+  words = call + mistakes[static_cast<std::size_t>(random.between(0, backward ? 13 : 9))]();
   // Outputs over inputs, now and then instead.
   if (random.chance(0.15)) {
-    words = backward ? "attention_backward refuses an overlap" : "attention refuses an overlap";
+    words = call + "an overlap";
     View4& output = backward ? random.chance(0.5) ? dq : dk : out;
     const View4& input = random.chance(0.5) ? k : q;
     const auto shift = random.between(0, 3);
@@ -192,21 +175,16 @@ void refuse_rows(Random& random, std::string& words) {
   const Refusals refusals{random, words, {&in, &to}};
   View<float, 2> logits(in.data(), {rows, n}), out(to.data(), {rows, n});
   std::vector<index_t> lengths(static_cast<std::size_t>(rows), 1);
-  switch (random.between(0, 3)) {
-    case 0:
-      words = "rows refuse logits: " + spoil(random, logits, false);
-      break;
-    case 1:
-      words = "rows refuse out: " + spoil(random, out, true);
-      break;
-    case 2:
-      random.chance(0.5) ? lengths.pop_back() : lengths.push_back(1);
-      words = "rows refuse lengths";
-      break;
-    default:
-      out = View<float, 2>(in.data() + random.between(1, rows * n - 1), {rows, n});
-      words = "rows refuse an overlap";
-  }
+  const std::initializer_list<Mistake> mistakes{
+      [&] { return "logits: " + spoil(random, logits, false); },
+      [&] { return "out: " + spoil(random, out, true); },
+      [&] { return resized(random, lengths, "lengths"); },
+      [&] {
+        out = View<float, 2>(in.data() + random.between(1, rows * n - 1), {rows, n});
+        return "an overlap";
+      },
+  };
+  words = "rows refuse " + random.pick(mistakes)();
   const bool logs = random.chance(0.5);
   refusals.expect([&] {
     if (logs) {
@@ -223,21 +201,16 @@ void refuse_cross_entropy(Random& random, std::string& words) {
   const Refusals refusals{random, words, {&in, &to}};
   View<float, 2> logits(in.data(), {rows, n}), out(to.data(), {rows, n});
   std::vector<index_t> targets(static_cast<std::size_t>(rows), 1);
-  switch (random.between(0, 3)) {
-    case 0:
-      words = "cross_entropy refuses logits: " + spoil(random, logits, false);
-      break;
-    case 1:
-      words = "cross_entropy refuses dlogits: " + spoil(random, out, true);
-      break;
-    case 2:
-      random.chance(0.5) ? targets.pop_back() : targets.push_back(1);
-      words = "cross_entropy refuses targets";
-      break;
-    default:
-      targets[static_cast<std::size_t>(random.between(0, rows - 1))] = random.pick<index_t>({-1, n, n + 7});
-      words = "cross_entropy refuses a class";
-  }
+  const std::initializer_list<Mistake> mistakes{
+      [&] { return "logits: " + spoil(random, logits, false); },
+      [&] { return "dlogits: " + spoil(random, out, true); },
+      [&] { return resized(random, targets, "targets"); },
+      [&] {
+        targets[static_cast<std::size_t>(random.between(0, rows - 1))] = random.pick<index_t>({-1, n, n + 7});
+        return "a class";
+      },
+  };
+  words = "cross_entropy refuses " + random.pick(mistakes)();
   // A null gradient says that none is wanted only where it has no extents.
   refusals.expect([&] { ssmax::cross_entropy<float>(logits, targets, out); });
 }

@@ -1,5 +1,4 @@
-// Executors drawn at random, as one type: the library's, and one of the user's that makes its calls
-// backwards.
+// Executors drawn at random, as one type: the library's, and one of the user's that makes its calls backwards.
 #pragma once
 
 #include <array>

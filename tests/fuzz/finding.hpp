@@ -23,8 +23,7 @@ inline std::string number(double value) {
   return text;
 }
 
-/// The largest error of the run as a part of its bound: a bound that nothing comes near to would find
-/// nothing.
+/// The largest error of the run as a part of its bound: a bound that nothing comes near to would find nothing.
 inline double& closest() {
   static double ratio = 0;
   return ratio;

@@ -1,5 +1,4 @@
-// A differential fuzzer: draws calls from a seed, and compares what comes out with the references, on every
-// target.
+// A differential fuzzer: draws calls from a seed, and compares what comes out with the references, on every target.
 //
 //   ssmax_fuzz --seconds 3600 --seed 1            for an hour
 //   ssmax_fuzz --seed 1 --case 4711               one case again, in words

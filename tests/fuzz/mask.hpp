@@ -15,8 +15,7 @@ using ssmax::KeyRange;
 using ssmax::Query;
 using ssmax::QueryShape;
 
-/// A mask of any type. What the library asks of a mask is known to it by type: RangeMask and those below say
-/// so.
+/// A mask of any type. What the library asks of a mask is known to it by type: RangeMask and those below say so.
 class AnyMask {
  public:
   virtual ~AnyMask() = default;

@@ -96,8 +96,7 @@ std::vector<double> draw_logits(Random& random, index_t count, Element element) 
   return values;
 }
 
-/// Roundings of a softmax in float and double. Rows of 10^6 floats promise 5e-7; half an ulp of double is
-/// 1.1e-16.
+/// Roundings of a softmax in float and double. Rows of 10^6 floats promise 5e-7; half an ulp of double is 1.1e-16.
 double promised(Element element) { return is_wide(element) ? 2e-15 : 5e-7; }
 
 struct ExpectedRow {
@@ -114,8 +113,7 @@ ExpectedRow expect_row(const RowsCase& c, std::size_t first, index_t n, referenc
   const Real u = static_cast<Real>(unit_of(c.in)), promise = static_cast<Real>(promised(c.in));
   const Real flushed = is_wide(c.in) ? 0x1p-1020L : 0x1p-124L;
   const auto count = static_cast<Real>(std::max<index_t>(keys.count(), 1));
-  // What the multiplier's rounding to double moves the logits by; twice that, as a library's log may err by
-  // an ulp.
+  // What the multiplier's rounding to double moves the logits by; twice that, as a library's log may err by an ulp.
   Real low = 0, high = 0;
   for (index_t key = keys.begin; key < keys.end; ++key) {
     if (!std::isfinite(row.logit(key))) continue;

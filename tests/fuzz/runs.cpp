@@ -91,18 +91,16 @@ void compare_runs(const AttentionCase& c) {
     GradientTensors<T> gradients[] = {GradientTensors<T>(c), GradientTensors<T>(c)};
     with_and_without_runs(c, [&](const auto& mask, int i) {
       const std::vector<Tensor<T>>& all = gradients[i].all;
-      ssmax::attention_backward<Compute<T>>(ssmax::backward_with({.q = in.q(),
-                                                                  .k = in.k(),
-                                                                  .v = in.v(),
-                                                                  .out = forward[0].out.view(),
-                                                                  .lse = forward[0].lse_view()},
-                                                                 options),
-                                            {.dout = dout.view(),
-                                             .dq = all[0].view(),
-                                             .dk = all[1].view(),
-                                             .dv = all[2].view(),
-                                             .dsinks = gradients[i].dsinks},
-                                            scaling, mask, c.executor);
+      ssmax::attention_backward<Compute<T>>(
+          ssmax::backward_with(
+              backward_over_views(in.q(), in.k(), in.v(), forward[0].out.view(), forward[0].lse_view()),
+              options),
+          {.dout = dout.view(),
+           .dq = all[0].view(),
+           .dk = all[1].view(),
+           .dv = all[2].view(),
+           .dsinks = gradients[i].dsinks},
+          scaling, mask, c.executor);
     });
     if (!gradients[0].same_bits(gradients[1]))
       throw Finding(target + ": other bits of a gradient without runs");

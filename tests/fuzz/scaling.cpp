@@ -126,6 +126,18 @@ DrawnScaling parametric(Random& random, index_t heads, index_t most_keys, bool l
   return drawn;
 }
 
+/// A multiplier of 1 + factor · log(position, length).
+template <class S, class Log>
+DrawnScaling temperature(Random& random, const std::string& name, const Log& log) {
+  DrawnScaling drawn;
+  const double factor = random.normal();
+  const index_t length = random.between(1, 9);
+  drawn.words = name + "(" + number(factor) + ", " + std::to_string(length) + ")";
+  hold(drawn, S{factor, length});
+  drawn.formula = [=](const Row& row) { return in_double(1 + Real(factor) * log(row.position, length)); };
+  return drawn;
+}
+
 /// A multiplier for every query, of any strides, some of which may be 0.
 template <class P>
 DrawnScaling per_query(Random& random, const QueryShape& shape, bool learn) {
@@ -192,26 +204,14 @@ DrawnScaling draw_scaling(Random& random, const QueryShape& shape, bool learn) {
       };
       break;
     }
-    case 6: {
-      const double a = random.normal();
-      const index_t length = random.between(1, 9);
-      drawn.words = "Llama4Temperature(" + number(a) + ", " + std::to_string(length) + ")";
-      hold(drawn, ssmax::Llama4Temperature{a, length});
-      drawn.formula = [=](const Row& row) {
-        return in_double(1 + Real(a) * std::log1p(static_cast<Real>((row.position + 1) / length)));
-      };
-      break;
-    }
-    case 7: {
-      const double beta = random.normal();
-      const index_t length = random.between(1, 9);
-      drawn.words = "MinistralTemperature(" + number(beta) + ", " + std::to_string(length) + ")";
-      hold(drawn, ssmax::MinistralTemperature{beta, length});
-      drawn.formula = [=](const Row& row) {
-        return in_double(1 + Real(beta) * std::log1p(static_cast<Real>(row.position / length)));
-      };
-      break;
-    }
+    case 6:
+      return temperature<ssmax::Llama4Temperature>(
+          random, "Llama4Temperature",
+          [](index_t at, index_t length) { return std::log1p(static_cast<Real>((at + 1) / length)); });
+    case 7:
+      return temperature<ssmax::MinistralTemperature>(
+          random, "MinistralTemperature",
+          [](index_t at, index_t length) { return std::log1p(static_cast<Real>(at / length)); });
     case 8: {
       const double c = random.pick({0.0, -1.0, 1e-3, 0.5, 3.0, -0.7, random.normal()});
       drawn.words = "Constant(" + number(c) + ")";
@@ -228,17 +228,11 @@ DrawnScaling draw_scaling(Random& random, const QueryShape& shape, bool learn) {
       drawn.formula = [own](const Row& row) { return Bounded(own(row)); };
       break;
     }
-    case 10: {
-      const double alpha = random.normal();
-      const index_t length = random.between(1, 9);
-      drawn.words = "InklingTemperature(" + number(alpha) + ", " + std::to_string(length) + ")";
-      hold(drawn, ssmax::InklingTemperature{alpha, length});
-      drawn.formula = [=](const Row& row) {
-        const Real ratio = static_cast<Real>(row.position + 1) / static_cast<Real>(length);
-        return in_double(1 + Real(alpha) * std::log(std::max(ratio, Real(1))));
-      };
-      break;
-    }
+    case 10:
+      return temperature<ssmax::InklingTemperature>(
+          random, "InklingTemperature", [](index_t at, index_t length) {
+            return std::log(std::max(static_cast<Real>(at + 1) / static_cast<Real>(length), Real(1)));
+          });
     default:
       drawn.words = "Softmax";
       hold(drawn, ssmax::Softmax{});

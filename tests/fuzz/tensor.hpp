@@ -2,7 +2,6 @@
 // memory is exactly as long as what the view reaches, so that AddressSanitizer sees a step beside it.
 #pragma once
 
-#include <array>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -10,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "../reference.hpp"
 #include "element.hpp"
 #include "finding.hpp"
 
@@ -52,8 +52,7 @@ inline Layout draw_layout(Random& random, bool may_broadcast) {
   return layout;
 }
 
-/// A tensor of rank 4 with last stride 1. What lies between its elements is NaN with a pattern, and has to
-/// stay so.
+/// A tensor of rank 4 with last stride 1. What lies between its elements is NaN with a pattern, and has to stay so.
 template <class T>
 class Tensor {
  public:
@@ -157,14 +156,7 @@ class Tensor {
   template <class F>
   void for_each(const F& f) const {
     const View<T, 4> all = view();
-    for (index_t a = 0; a < extents_[0]; ++a) {
-      for (index_t b = 0; b < extents_[1]; ++b) {
-        for (index_t c = 0; c < extents_[2]; ++c) {
-          T* row = extents_[3] == 0 ? nullptr : &all(a, b, c, 0);
-          for (index_t d = 0; d < extents_[3]; ++d) f(row[d]);
-        }
-      }
-    }
+    reference::for_each_index(extents_, [&](auto... at) { f(all(at...)); });
   }
 
   std::array<index_t, 4> extents_;

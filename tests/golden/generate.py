@@ -35,6 +35,13 @@ def array(name, values):
     return f"inline constexpr double {name}[] = {{{', '.join(map(number, numbers))}}};\n"
 
 
+def case(kind, name, members):
+    """A case of the arrays `name_member`, on one line where 120 columns hold it."""
+    text = ", ".join(f".{member} = {name}_{member}" for member in members)
+    line = f"inline constexpr {kind} {name}{{{text}}};\n"
+    return line if len(line) <= 121 else line.replace("{", "{\n    ", 1)
+
+
 # --- rows -----------------------------------------------------------------------------------------------------
 
 
@@ -151,22 +158,14 @@ def rows(scaling, mask, logits_values, g, keys):
 def rows_case(name, scaling, mask, logits, g, keys, log_form):
     computed = rows(scaling, mask, logits, g, keys)
     text, members = "", []
-
-    def add(member, values):
-        nonlocal text
-        text += array(f"{name}_{member}", values)
-        members.append(f".{member} = {name}_{member}")
-
     forms = [("softmax", "")] + ([("log_softmax", "log_")] if log_form else [])
     for form, prefix in forms:
         for member in ("y", "dz", "ds", "db", "dp"):
             if member in computed[form]:
-                add(prefix + member, computed[form][member])
-    members.sort(key=lambda m: MEMBERS.index(m.split(" ")[0][1:]))
-    return text + f"inline constexpr RowsCase {name}{{\n    {', '.join(members)}}};\n"
+                text += array(f"{name}_{prefix}{member}", computed[form][member])
+                members.append(prefix + member)
+    return text + case("RowsCase", name, members)
 
-
-MEMBERS = ["y", "dz", "ds", "db", "dp", "log_y", "log_dz", "log_ds", "log_db", "log_dp"]
 
 # --- RoPE -----------------------------------------------------------------------------------------------------
 
@@ -251,7 +250,7 @@ def rope_cases():
         out = rotate(leaf_x, ROPE_POSITIONS, frequency, pairing)
         (out * g).sum().backward()
         text += array(f"rope_{name}_out", out.detach()) + array(f"rope_{name}_din", leaf_x.grad)
-        text += f"inline constexpr RopeCase rope_{name}{{.out = rope_{name}_out, .din = rope_{name}_din}};\n"
+        text += case("RopeCase", f"rope_{name}", ("out", "din"))
     # Wide heads are where the blends of yarn and llama3 have pairs on their ramps: the frequencies themselves.
     wide = {
         "linear": linear(64, 10000.0, 8.0),
@@ -308,10 +307,7 @@ def attention_cases():
     }
     for name, (out, lse) in cases.items():
         text += array(f"attention_{name}_out", out) + array(f"attention_{name}_lse", lse)
-        text += (
-            f"inline constexpr AttentionCase attention_{name}{{.out = attention_{name}_out, "
-            f".lse = attention_{name}_lse}};\n"
-        )
+        text += case("AttentionCase", f"attention_{name}", ("out", "lse"))
     return text
 
 
@@ -443,13 +439,11 @@ def gradient_cases():
         ),
         "all_reversed": gradients(inputs, "picked", table, ("alibi", "bias", "softcap"), by_head, True),
     }
-    for name, case in cases.items():
-        for member, values in case.items():
+    for name, results in cases.items():
+        for member, values in results.items():
             text += array(f"gradients_{name}_{member}", values)
-        members = ", ".join(f".{member} = gradients_{name}_{member}" for member in case)
-        text += f"inline constexpr GradientCase gradients_{name}{{\n    {members}}};\n"
+        text += case("GradientCase", f"gradients_{name}", results)
     return text
-
 
 
 HEAD = """// Written by generate.py from PyTorch in float64; run it again instead of editing this file.

@@ -1,15 +1,10 @@
 // Every rank throws the same error for policies that differ between ranks or throw on one rank.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <memory>
 #include <new>
 #include <ssmax/mpi.hpp>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
+#include "../test.hpp"
 #include "mpi_call.hpp"
 
 namespace mpi_problem::mpi_call::mpi_agreement_test {

@@ -1,13 +1,8 @@
 // Attention over ranks against one process: bit-identical for whole chunks, within bounds otherwise.
 
-#include <array>
-#include <cmath>
 #include <ssmax/mpi.hpp>
-#include <string>
-#include <vector>
 
-#include "../call.hpp"
-#include "../catch.hpp"
+#include "../test.hpp"
 #include "mpi_problem.hpp"
 
 namespace mpi_problem::mpi_attention_test {

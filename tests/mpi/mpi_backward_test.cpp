@@ -1,13 +1,8 @@
 // Gradients over ranks against one process: bit-identical if sums are not split, within bounds otherwise.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <ssmax/mpi.hpp>
-#include <vector>
 
-#include "../call.hpp"
-#include "../catch.hpp"
+#include "../test.hpp"
 #include "mpi_problem.hpp"
 
 namespace mpi_problem::mpi_backward_test {
@@ -19,10 +14,7 @@ struct Run {
 
 template <class T>
 double distance(const std::vector<T>& a, const std::vector<T>& b) {
-  double worst = a.size() == b.size() ? 0 : 1e300;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    worst = std::max(worst, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
-  }
+  double worst = reference::largest_difference(a, b);
   MPI_Allreduce(MPI_IN_PLACE, &worst, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   return worst;
 }

@@ -1,15 +1,10 @@
 // The gradient of a Bias over ranks: every rank gets the whole gradient. A row is bit-identical to one process
 // if one rank has all its queries.
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <ssmax/mpi.hpp>
-#include <string>
-#include <vector>
 
-#include "../catch.hpp"
 #include "../refusal.hpp"
+#include "../test.hpp"
 #include "mpi_problem.hpp"
 
 namespace mpi_problem::mpi_bias_test {

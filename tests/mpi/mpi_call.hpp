@@ -1,14 +1,10 @@
 // A call over ranks whose arguments a test changes on one rank, and a check of the error on all ranks.
 #pragma once
 
-#include <array>
-#include <initializer_list>
 #include <ssmax/mpi.hpp>
-#include <string>
 
-#include "../call.hpp"
-#include "../catch.hpp"
 #include "../refusal.hpp"
+#include "../test.hpp"
 #include "mpi_problem.hpp"
 
 namespace mpi_problem::mpi_call {

@@ -1,15 +1,9 @@
 // Decode with keys distributed over ranks is bit-identical to decode with one cache.
 
-#include <cmath>
-#include <limits>
 #include <ssmax/mpi.hpp>
-#include <ssmax/paged_kv_cache.hpp>
-#include <string>
-#include <vector>
 
-#include "../call.hpp"
-#include "../catch.hpp"
 #include "../refusal.hpp"
+#include "../test.hpp"
 #include "mpi_problem.hpp"
 
 namespace mpi_problem::mpi_decode_test {

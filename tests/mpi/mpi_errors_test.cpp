@@ -1,11 +1,8 @@
 // Invalid arguments and arguments that differ between ranks throw the same error on every rank without deadlock.
 
-#include <array>
 #include <ssmax/mpi.hpp>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
+#include "../test.hpp"
 #include "mpi_call.hpp"
 
 namespace mpi_problem::mpi_call::mpi_errors_test {

@@ -2,14 +2,9 @@
 
 #include <mpi.h>
 
-#include <cstdint>
-#include <ssmax/mask_runs.hpp>
 #include <ssmax/mpi.hpp>
-#include <string>
-#include <vector>
 
-#include "../call.hpp"
-#include "../catch.hpp"
+#include "../test.hpp"
 #include "mpi_problem.hpp"
 
 namespace {
@@ -34,26 +29,17 @@ using ssmax::BlockSparse, ssmax::SlidingWindow, ssmax::SparseBlocks;
 template <class T, class M>
 void check_bits(const Problem<T>& problem, const Layout& layout, const M& mask,
                 const AttentionOptions<T>& options = {}) {
-  const Shape& shape = problem.shape;
   using A = attention_problem::Compute<T>;
-  const std::vector<A> s(static_cast<std::size_t>(shape.heads), A(0.4));
+  const std::vector<A> s(static_cast<std::size_t>(problem.shape.heads), A(0.4));
   std::vector<A> ds(s.size()), ds_here(s.size());
   const SSMax<A> scaling{s};
   const Output<T> output = run<T>(problem, scaling, mask, Identity{}, options);
   const Result<T> whole = backward<T>(problem, output, scaling.gradient(ds), mask, Identity{}, options);
-  const int rank = world().rank();
-  Share<T> share(problem, layout, rank);
+  Share<T> share(problem, layout, world().rank());
   ssmax::mpi::attention<A>(world(), layout, share.forward(options), scaling, mask);
-  const auto cut = [&](const auto& of_whole, index_t heads, index_t channels) {
-    return share_of(of_whole, shape.batch * heads, channels, layout, rank);
-  };
-  CHECK(everywhere(same_bits(share.out, cut(output.out, shape.heads, shape.dv))));
-  CHECK(everywhere(same_bits(share.lse, cut(output.lse, shape.heads, 1))));
   ssmax::mpi::attention_backward<A>(world(), layout, share.backward(options), share.gradients(),
                                     scaling.gradient(ds_here), mask);
-  CHECK(everywhere(same_bits(share.dq, cut(whole.dq, shape.heads, shape.d))));
-  CHECK(everywhere(same_bits(share.dk, cut(whole.dk, shape.kv_heads, shape.d))));
-  CHECK(everywhere(same_bits(share.dv, cut(whole.dv, shape.kv_heads, shape.dv))));
+  share.check(problem, output, whole, layout);
   CHECK(everywhere(same_bits(ds_here, ds)));
 }
 

@@ -1,12 +1,8 @@
 // Memory that a rank allocates beyond its inputs and outputs stays within the bound in docs/cluster.md.
 
-#include <algorithm>
 #include <ssmax/mpi.hpp>
-#include <vector>
 
 #include "../allocation_count.hpp"
-#include "../call.hpp"
-#include "../catch.hpp"
 #include "mpi_problem.hpp"
 
 namespace mpi_problem::mpi_memory_test {

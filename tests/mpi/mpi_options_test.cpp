@@ -1,7 +1,6 @@
 // Every option on every function over ranks: the call takes the option, or throws with its name on every rank.
 
 #include <ssmax/mpi.hpp>
-#include <vector>
 
 #include "../options_table.hpp"
 #include "mpi_problem.hpp"

@@ -1,13 +1,10 @@
 // A multiplier for each query, over ranks: c and dc cover all queries of the sequence on every rank. dc is
 // bit-identical to one process.
 
-#include <array>
 #include <ssmax/mpi.hpp>
-#include <string>
-#include <vector>
 
-#include "../catch.hpp"
 #include "../refusal.hpp"
+#include "../test.hpp"
 #include "mpi_problem.hpp"
 
 namespace mpi_problem::mpi_per_query_test {
@@ -35,20 +32,11 @@ void check(const Shape& shape, const Layout& layout) {
   const Output<float> output = run<float>(problem, scaling, Causal{}, Identity{});
   const auto whole = backward<float>(problem, output, gradient(dc), Causal{}, Identity{});
 
-  const int rank = world().rank();
-  Share<float> share(problem, layout, rank);
+  Share<float> share(problem, layout, world().rank());
   ssmax::mpi::attention(world(), layout, share.forward(), scaling, Causal{});
   ssmax::mpi::attention_backward(world(), layout, share.backward(), share.gradients(), gradient(dc_here),
                                  Causal{});
-
-  const auto cut = [&](const std::vector<float>& all, index_t heads, index_t channels) {
-    return share_of(all, shape.batch * heads, channels, layout, rank);
-  };
-  CHECK(everywhere(same_bits(share.out, cut(output.out, shape.heads, shape.dv))));
-  CHECK(everywhere(same_bits(share.lse, cut(output.lse, shape.heads, 1))));
-  CHECK(everywhere(same_bits(share.dq, cut(whole.dq, shape.heads, shape.d))));
-  CHECK(everywhere(same_bits(share.dk, cut(whole.dk, shape.kv_heads, shape.d))));
-  CHECK(everywhere(same_bits(share.dv, cut(whole.dv, shape.kv_heads, shape.dv))));
+  share.check(problem, output, whole, layout);
   CHECK(everywhere(same_bits(dc_here, dc)));
 }
 

@@ -3,14 +3,9 @@
 
 #include <mpi.h>
 
-#include <array>
-#include <span>
 #include <ssmax/mpi.hpp>
-#include <vector>
 
 #include "../attention_backward_problem.hpp"
-#include "../call.hpp"
-#include "../same_bits.hpp"
 
 namespace mpi_problem {
 
@@ -88,19 +83,15 @@ struct Share {
     return {data, {shape.batch, shape.heads, shape.queries}};
   }
   AttentionArguments<attention_problem::Compute<T>> forward(const AttentionOptions<T>& options = {}) {
-    return with({.q = of_queries(q.data(), shape.d),
-                 .k = of_keys(k.data(), shape.d),
-                 .v = of_keys(v.data(), shape.dv),
-                 .out = of_queries(out.data(), shape.dv),
-                 .lse = of_rows(lse.data())},
-                options);
+    return with(
+        over_views(of_queries(q.data(), shape.d), of_keys(k.data(), shape.d), of_keys(v.data(), shape.dv),
+                   of_queries(out.data(), shape.dv), of_rows(lse.data())),
+        options);
   }
   BackwardArguments<attention_problem::Compute<T>> backward(const AttentionOptions<T>& options = {}) const {
-    return backward_with({.q = of_queries(q.data(), shape.d),
-                          .k = of_keys(k.data(), shape.d),
-                          .v = of_keys(v.data(), shape.dv),
-                          .out = of_queries(out.data(), shape.dv),
-                          .lse = of_rows(lse.data())},
+    return backward_with(backward_over_views(of_queries(q.data(), shape.d), of_keys(k.data(), shape.d),
+                                             of_keys(v.data(), shape.dv), of_queries(out.data(), shape.dv),
+                                             of_rows(lse.data())),
                          options);
   }
   AttentionGradients<attention_problem::Compute<T>> gradients(bool has_sinks = false) {
@@ -110,6 +101,20 @@ struct Share {
             .dk = of_keys(dk.data(), shape.d),
             .dv = of_keys(dv.data(), shape.dv),
             .dsinks = std::span(dsinks).first(has_sinks ? dsinks.size() : 0)};
+  }
+  /// Checks that the results on each rank are its rows of the results of one process.
+  void check(const Problem<T>& whole, const Output<T>& output, const Result<T>& result,
+             const Layout& layout) const {
+    const Shape& s = whole.shape;
+    const auto same = [&](const auto& here, const auto& all, index_t heads, index_t channels) {
+      const auto expected = share_of(all, s.batch * heads, channels, layout, world().rank());
+      return everywhere(same_bits(here, expected));
+    };
+    CHECK(same(out, output.out, s.heads, s.dv));
+    CHECK(same(lse, output.lse, s.heads, 1));
+    CHECK(same(dq, result.dq, s.heads, s.d));
+    CHECK(same(dk, result.dk, s.kv_heads, s.d));
+    CHECK(same(dv, result.dv, s.kv_heads, s.dv));
   }
 };
 
