@@ -1,5 +1,6 @@
 // docs/faq.md and docs/comparison.md show these calls: padding before a sequence, PyTorch's causal mask, rows of 8 bits with
-// factors of your own, a list of keys per query, and a function for C. The program compares the results with other calls.
+// factors of your own, a list of keys per query, a function for C, and tensors of ggml. The program compares the results
+// with other calls.
 //
 // `questions time` prints the times of a mask by a function and of the same mask by a range.
 #include <algorithm>
@@ -109,6 +110,37 @@ extern "C" int causal_attention(const float* qkv, float* out, int tokens, int he
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }
+}
+
+// The members of a ggml_tensor that a view needs: extents and strides in bytes, the channels first.
+struct GgmlTensor {
+  void* data;
+  std::int64_t ne[4];
+  std::size_t nb[4];
+};
+
+// A view [batch, head, position, channel]. ggml's q, k and v have the dimensions channel, position, head, batch. The
+// result has channel, head, position, batch.
+template <class T>
+View<T, 4> view_of(const GgmlTensor& x, int head = 2, int position = 1) {
+  const auto stride = [&](int i) { return static_cast<index_t>(x.nb[i] / sizeof(T)); };
+  return {static_cast<T*>(x.data),
+          {x.ne[3], x.ne[head], x.ne[position], x.ne[0]},
+          {stride(3), stride(head), stride(position), 1}};
+}
+
+// ggml_flash_attn_ext with keys and values of f16 under a causal mask. Every thread of ggml enters, with its number.
+void flash_attn_ext(const GgmlTensor& q, const GgmlTensor& k, const GgmlTensor& v, const GgmlTensor& out,
+                    double scale, SpmdTeam& team, index_t ith) {
+  const Spmd executor(team, ith);
+  executor.lead_or_help([&] {
+    attention({.q = view_of<const float>(q),
+               .k = view_of<const half>(k),
+               .v = view_of<const half>(v),
+               .out = view_of<float>(out, 1, 2),
+               .scale = scale},
+              Causal{}, executor);
+  });
 }
 
 namespace {
@@ -245,6 +277,30 @@ void check_c(examples::Check& check, examples::Random& random) {
     check.holds("the first token's result is its value", std::abs(out[i] - qkv[2 * heads * d + i]) < 1e-5f);
 }
 
+void check_ggml(examples::Check& check, examples::Random& random) {
+  constexpr index_t tokens = 30;
+  Batch batch(1, tokens, tokens, random);
+  std::vector<half> k(batch.k.begin(), batch.k.end()), v(batch.v.begin(), batch.v.end());
+  const auto tensor = [](auto& x, index_t heads) {
+    const std::size_t size = sizeof(x[0]), row = kWidth * size, all = x.size() * size;
+    return GgmlTensor{x.data(), {kWidth, tokens, heads, 1}, {size, row, row * tokens, all}};
+  };
+  std::vector<float> out(batch.q.size()), expected(out);
+  GgmlTensor result = tensor(out, kHeads);  // [position][head][channel]
+  std::swap(result.ne[1], result.ne[2]);
+  result.nb[2] = kHeads * result.nb[1];
+  SpmdTeam team(1);
+  flash_attn_ext(tensor(batch.q, kHeads), tensor(k, kKvHeads), tensor(v, kKvHeads), result, 0.2, team, 0);
+  const Tensors x = batch.tensors();
+  attention({.q = x.q,
+             .k = {k.data(), {1, kKvHeads, tokens, kWidth}},
+             .v = {v.data(), {1, kKvHeads, tokens, kWidth}},
+             .out = heads_view(View<float, 2>(expected.data(), {tokens, kHeads * kWidth}), kHeads),
+             .scale = 0.2},
+            Causal{});
+  check.holds("tensors of ggml are bit-identical to views", out == expected);
+}
+
 void print_times(examples::Random& random) {
   Batch batch(1, 1024, 1024, random);
   const Tensors x = batch.tensors();
@@ -281,5 +337,6 @@ int main(int argc, char**) {
   check_eight_bits(check, random);
   check_lists(check, random);
   check_c(check, random);
+  check_ggml(check, random);
   return check.exit_code();
 }
