@@ -1,9 +1,11 @@
 // Attends over the pages of a server: one pool for keys and values, a page table with int32 entries, a prompt chunk and
 // a decoded token in one call. A second pool stores keys and values in 8 bits, with one factor per tensor. In a third pool
-// each page of keys has a factor per channel. A fourth pool has three storage types in one call.
+// each page of keys has a factor per channel. A fourth pool has groups of ggml's q8_0. A fifth pool has three storage
+// types in one call. The last call is a plan for several layers over one page table.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <span>
 #include <ssmax/ssmax.hpp>
 #include <vector>
 
@@ -72,6 +74,38 @@ void attend(const ChannelServer& server, const PageTable<std::int32_t>& table, c
       of_rows(server.v_factors.data(), {kPages, kPageSize, kKvHeads});
   const PagedKeys keys(k, v, table, {.v = of_rows}, {.k = of_channels});
   attention({.q = q, .keys = keys, .out = out}, SSMax<float>{0.43f}, Causal{});
+}
+
+// A fourth pool: groups of 32 channels with one half factor, the bytes of ggml's q8_0.
+struct GroupServer {
+  std::vector<Q8_0> k, v;  // [page][key of the page][kv head][group of 32 channels]
+};
+
+// Attention of one new token of each sequence over the fourth pool. Extents and strides count groups.
+void attend(const GroupServer& server, const PageTable<std::int32_t>& table, const View<const float, 4>& q,
+            const View<float, 4>& out) {
+  constexpr index_t groups = kWidth / Q8_0::group;
+  const View<const Q8_0, 4> k(server.k.data(), {kPages, kPageSize, kKvHeads, groups}),
+      v(server.v.data(), {kPages, kPageSize, kKvHeads, groups});
+  attention({.q = q, .keys = PagedKeys(k, v, table), .out = out}, SSMax<float>{0.43f}, Causal{});
+}
+
+// The tensors of a layer: its own pool, one query per sequence.
+struct Layer {
+  View<const float, 4> k, v;  // [pages, keys of a page, kv heads, width]
+  View<const float, 4> q;     // [sequences, heads, 1, width]
+  View<float, 4> out;
+};
+
+// One step of all layers. The layers have one page table, so one plan serves all of them.
+void compute(std::span<const Layer> layers, const PageTable<std::int32_t>& table, Workspace& workspace) {
+  const Layer& first = layers.front();
+  const Plan plan({.q = first.q, .keys = PagedKeys(first.k, first.v, table)}, 1, Causal{});
+  const std::span memory(workspace.reserve(plan.bytes()), plan.bytes());
+  for (const Layer& layer : layers) {
+    plan.run({.q = layer.q, .keys = PagedKeys(layer.k, layer.v, table), .out = layer.out}, memory,
+             SSMax<float>{0.43f});
+  }
 }
 
 // A batch of three storage types: queries in bfloat16, keys in 8 bits, values in 16 bits. Results are floats.
@@ -152,6 +186,47 @@ float error_of_eight_bits(const Server& server, const std::vector<float>& q) {
   return error_of(rounded, widened, q);
 }
 
+float error_of_groups(const Server& server, const std::vector<float>& q) {
+  const index_t page = kPageSize * kKvHeads * kWidth;
+  GroupServer rounded;
+  Server widened = server;
+  for (index_t p = 0; p < 2 * kPages; ++p) {
+    std::vector<Q8_0>& groups = p % 2 == 0 ? rounded.k : rounded.v;
+    for (index_t i = 0; i < page; i += Q8_0::group) {
+      float* const x = widened.pool.data() + p * page + i;
+      groups.emplace_back();
+      StorageTraits<Q8_0>::store(x, Q8_0::group, &groups.back());
+      StorageTraits<Q8_0>::load(&groups.back(), Q8_0::group, x);
+    }
+  }
+  return error_of(rounded, widened, q);
+}
+
+// Returns true if a plan of two layers gives the results of two calls.
+bool plan_equals_calls(const Server& server, const std::vector<float>& q) {
+  const index_t row = kKvHeads * kWidth, page = kPageSize * row;
+  const View<const float, 4> a(server.pool.data(), {kPages, kPageSize, kKvHeads, kWidth},
+                               {2 * page, row, kWidth, 1}),
+      b(server.pool.data() + page, {kPages, kPageSize, kKvHeads, kWidth}, {2 * page, row, kWidth, 1});
+  const PageTable<std::int32_t> table(View<const std::int32_t, 2>(server.table.data(), {2, 8}),
+                                      server.lengths);
+  constexpr index_t numbers = 2 * kHeads * kWidth;
+  std::vector<float> out(2 * numbers), expected(out);
+  std::vector<Layer> layers;
+  for (index_t i = 0; i < 2; ++i) {
+    const View<const float, 4> of_layer(q.data() + i * numbers, {2, kHeads, 1, kWidth});
+    layers.push_back({i == 0 ? a : b, i == 0 ? b : a, of_layer,
+                      View<float, 4>(out.data() + i * numbers, {2, kHeads, 1, kWidth})});
+    attention({.q = of_layer,
+               .keys = PagedKeys(layers.back().k, layers.back().v, table),
+               .out = {expected.data() + i * numbers, {2, kHeads, 1, kWidth}}},
+              SSMax<float>{0.43f}, Causal{});
+  }
+  Workspace workspace;
+  compute(layers, table, workspace);
+  return out == expected;
+}
+
 float error_of_channels(const Server& server, const std::vector<float>& q) {
   constexpr index_t row = kKvHeads * kWidth, page = kPageSize * row;
   ChannelServer rounded;
@@ -221,6 +296,8 @@ int main() {
               error_of_eight_bits(server, q) < 1e-5f);
   check.holds("8 bits with a factor per channel agree with their numbers in float",
               error_of_channels(server, q) < 1e-5f);
+  check.holds("groups of q8_0 agree with their numbers in float", error_of_groups(server, q) < 1e-5f);
+  check.holds("a plan over pages is bit-identical to calls", plan_equals_calls(server, q));
   check.holds("a batch of three storage types is near the batch in float",
               difference_of_mixed(server, q, out) < 0.15f);
   return check.exit_code();
