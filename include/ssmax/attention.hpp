@@ -43,8 +43,8 @@
 /// |---|---|
 /// | scale | 1/√d by default |
 /// | R | the optional rotary embedding, at the positions of keys and queries |
-/// | position of key j | key_position + j, or the position that the mask defines |
-/// | position of query i | key_position + i + keys - queries, or the position that the mask defines |
+/// | position of key j | j, or the position that the mask defines; R adds key_position |
+/// | position of query i | i + keys - queries, or the position that the mask defines; R adds key_position |
 /// | score | Identity, Softcap, Alibi, Bias, … or your own score function (score.hpp) |
 /// | c_i | scaling({head, position, n}): n visible keys, the query's own position (row.hpp) |
 /// | mask | Full, Causal (bottom-right), SlidingWindow, Documents, … or your own mask (mask.hpp) |
@@ -115,10 +115,10 @@
 /// | double | 5e-11·Σ p abs(v) | 5e-11·(1 + abs(lse)) |
 ///
 /// Results are bit-identical for every executor and for all strides. Results are also bit-identical if you split the
-/// queries into several calls that have more than 16 rows each (bf16 path: 5 rows each). A row is a query of a kv
-/// head: a call has queries · heads / kv_heads rows. Exception: on avx512_bf16 and neon_bf16, calls that rotate keys
-/// need more than 16 rows. Exception: on targets with bfloat16 products, a bfloat16 call with at most 128 keys takes
-/// the short_keys path. Its results can differ from those of a longer call.
+/// queries into several calls that have more than 16 rows each (bf16 path: 5 rows each). A row is one query of one
+/// query head: for a kv head, a call has queries · heads / kv_heads rows. Exception: on avx512_bf16 and neon_bf16,
+/// calls that rotate keys need more than 16 rows. Exception: on targets with bfloat16 products, a bfloat16 call with at
+/// most 128 keys takes the short_keys path. Its results can differ from those of a longer call.
 ///
 /// With `batch_invariant`, results are bit-identical if you split the queries into any calls, also over a cache. A
 /// query takes the bf16 path or prefill for any number of rows. docs/numerics.md has the price. The backward ignores
@@ -156,19 +156,20 @@
 ///
 /// | condition | result |
 /// |---|---|
-/// | each call has more than 16 queries per kv head, and the cache does not round | bit-identical |
+/// | each call has more than 16 rows, and the cache does not round | bit-identical |
 /// | all calls have `batch_invariant`, and the cache does not round | bit-identical |
 /// | bfloat16 with at most 128 keys | the bf16 path over a source, float over views |
-/// | fewer queries | products are summed in another order: error ≤ 4·(d + 1024 + n / 1024 + L)·ε·Σ p abs(v) |
+/// | fewer rows | products are summed in another order: error ≤ 4·(d + 1024 + n / 1024 + L)·ε·Σ p abs(v) |
 /// | the same on the bf16 path | within the bounds of both paths |
 ///
 /// ε is 2^-23, or 2^-52 in double. A cache rounds rows of another type. It also rounds keys of half and bfloat16 after
 /// rotating them. Calls on the decode path are bit-identical for any number of rows, which is at most 16.
 ///
-/// A call allocates once. Exception: with a workspace, a call does not allocate. `out` and `lse` must not overlap the
-/// inputs. Exception: `out` may be q, with the same extents, strides and type. The backward pass then lacks q, and a
-/// policy that throws leaves a part of q overwritten. To omit lse, pass `View{}`: a null pointer with extents is an
-/// error. Throws std::invalid_argument for every error, before anything is written.
+/// A call allocates once, with sequences of their own lengths or with common keys twice, and with a large enough
+/// workspace not at all. `out` and `lse` must not overlap the inputs. Exception: `out` may be q, with the same extents,
+/// strides and type. The backward pass then lacks q, and a policy that throws leaves a part of q overwritten. To omit
+/// lse, pass `View{}`: a null pointer with extents is an error. Throws std::invalid_argument for every error, before
+/// anything is written.
 #pragma once
 
 #include "attention_arguments.hpp"

@@ -22,14 +22,14 @@
 ///
 /// The types of q, k and v decide how the numbers are read:
 ///
-/// | q | rows (queries per kv head) | numbers of 8 bits |
+/// | q | path | numbers of 8 bits |
 /// |---|---|---|
-/// | any | the decode path | read in place |
-/// | any | the prefill path | each row is widened to float first |
-/// | bfloat16 | the bf16 path (attention.hpp) | each row is dequantized to bfloat16 first |
+/// | any | decode | read in place |
+/// | any | prefill | each row is widened to float first |
+/// | bfloat16 | bf16 (attention.hpp) | each row is dequantized to bfloat16 first |
 ///
 /// Dequantizing rounds element · factor once to nearest even. So the results of the bf16 path are bit-identical to
-/// those over a bfloat16 cache of the dequantized numbers. The rounding changes an element x by at most abs(x) / 512,
+/// those over a bfloat16 cache of the dequantized numbers. The rounding changes an element x by at most abs(x) / 256,
 /// less than the error of the table. Exception: with `rotate_source_keys`, the call rotates keys before it rounds them.
 ///
 /// The types are for caches and for sources that return k_scales and v_scales (key_source.hpp), such as PagedKeys and

@@ -44,7 +44,7 @@ struct Explanation {
   Path path = Path::none;           ///< `Path::none`: only function, target and workspace_bytes are set.
   Target target = Target::scalar;   ///< The instruction set.
   const char* operands = "";        ///< Operands of the products: "float", "double" or "bfloat16".
-  index_t rows = 0;                 ///< Queries per kv head: queries · heads / kv_heads.
+  index_t rows = 0;                 ///< Rows of a kv head: queries · heads / kv_heads.
   index_t query_block = 0;          ///< Maximum number of rows that are computed together.
   index_t key_block = 0;            ///< Maximum number of keys that are computed together.
   index_t tile_lanes = 0;           ///< Rows of a tile; 0 on the decode path.

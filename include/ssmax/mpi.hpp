@@ -17,7 +17,7 @@
 /// Two blocks are on their way while a rank computes the previous one. The owner rotates keys once. Exception:
 /// receivers rotate keys of 16 bits. A rank does not receive blocks that are masked for all of its queries.
 ///
-/// **Bit-identical results.** A row is a query of a kv head: a segment has positions · heads / kv_heads rows. "All
+/// **Bit-identical results.** A row is one query of one query head: for a kv head, a segment has positions · heads / kv_heads rows. "All
 /// short" means that every segment has at most 16 rows.
 ///
 /// | result | bit-identical to a single-process run if |

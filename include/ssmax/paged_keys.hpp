@@ -33,7 +33,7 @@
 ///
 /// Pages that are neighbours in the table and in memory make one run of keys, of at most 1024 keys. Factors must be
 /// neighbours as well. Results are bit-identical to those over a KvCache of the same keys. Keys of pages that several
-/// sequences begin with are computed once (docs/kv_cache.md).
+/// sequences begin with are computed once (docs/paged_attention.md).
 ///
 /// With `channel_scales`, the keys of a page share one factor per channel, and so may the values:
 ///

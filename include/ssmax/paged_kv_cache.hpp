@@ -51,7 +51,7 @@ struct PagedKvCacheOptions {
   index_t kv_heads = 1;     ///< Number of heads of k and v.
   index_t width = 0;        ///< Channels of a key.
   index_t value_width = 0;  ///< Channels of a value; 0: equal to width.
-  index_t page = 64;        ///< Keys of a page. Smaller pages waste less memory and are read more slowly.
+  index_t page = 64;        ///< Keys of a page. Smaller pages waste less memory and make shorter key runs.
   index_t pages = 0;        ///< Pages of the pool.
 };
 

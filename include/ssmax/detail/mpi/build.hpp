@@ -39,7 +39,10 @@ template <class A, class Options>
 BackwardProblem<A> make_backward_problem(const Problem<A>& forward, const BackwardArguments<A>& a,
                                          const AttentionGradients<A>& g, const Options& options,
                                          const BackwardStage& stage = {}, const StageSums<A>& sums = {}) {
-  BackwardProblem<A> problem{.forward = forward, .stage = stage, .sums = sums};
+  BackwardProblem<A> problem{};
+  problem.forward = forward;
+  problem.stage = stage;
+  problem.sums = sums;
   build_backward_problem(a, g, options, forward.first_head(), problem);
   complete_rows(problem);
   return problem;
