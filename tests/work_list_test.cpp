@@ -59,8 +59,10 @@ struct Listed {
     const Identity score;
     const UserVariant<Compute, Softmax, Full, Identity> variant(scaling, mask, score);
     const QueryTensor<Compute> of_view(view);
-    const auto problem =
-        make_source_problem<Full, Compute>("list", of_view, AnyKeys<Compute>(pages), options);
+    Problem<Compute> problem{};
+    build_problem<Compute>("list", of_view, options, problem);
+    problem.keys = AnyKeys<Compute>(pages);
+    problem.in_cache = true;
     of_view.functions()->make_list(problem, variant, Result<Compute>{}, threads, memory, list);
     check_cover(problem);
   }
