@@ -43,8 +43,9 @@ Arguments with_options(Arguments to, const AttentionOptions<T>& from) {
   to.lengths = from.lengths;
   to.explanation = from.explanation;
   if constexpr (requires { to.rotate_source_keys; }) to.rotate_source_keys = from.rotate_source_keys;
-  if constexpr (requires { to.more_queries_than_keys; })
-    to.more_queries_than_keys = from.more_queries_than_keys;
+  if constexpr (requires { to.more_queries_than_keys; }) {
+    if (from.more_queries_than_keys) to.more_queries_than_keys = true;
+  }
   return to;
 }
 

@@ -2,8 +2,9 @@
 #pragma once
 
 #include "../attention/desk/build.hpp"
+#include "../attention/desk/check_backward.hpp"
+#include "../attention/desk/complete.hpp"
 #include "../attention/desk/narrow.hpp"
-#include "../attention/desk/open.hpp"
 
 SSMAX_BEGIN_DETAIL
 

@@ -11,7 +11,7 @@
 #include "../work/driver.hpp"
 #include "../work/same_memory.hpp"
 #include "build.hpp"
-#include "open.hpp"
+#include "complete.hpp"
 
 SSMAX_BEGIN_DETAIL
 
