@@ -76,7 +76,8 @@ def script(run, output, only=None):
     panels = [only] if only else [(mask, width) for width in sorted({a.width for a in shapes}) for mask in ("full", "causal")]
     for number, (mask, width) in enumerate(panels):
         if number == len(panels) - 1:
-            lines.append("set key at screen 0.5,0.035 center vertical maxrows 2 Left reverse width -3")
+            place = "0.5,0.06 center vertical maxrows 3" if only else "0.5,0.035 center vertical maxrows 2"
+            lines.append(f"set key at screen {place} Left reverse width -3")
         lines += panel(run, shapes, mask, width, number)
     return "\n".join(lines + ["unset multiplot", ""])
 
