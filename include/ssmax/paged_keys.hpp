@@ -137,6 +137,13 @@ class PageTable {
   [[nodiscard]] index_t page(index_t b, index_t i) const {
     return static_cast<index_t>(begins_.empty() ? table_(b, i) : table_(0, begin_of(b) + i));
   }
+  /// @cond
+  /// Returns the entries of a sequence from entry i on.
+  [[nodiscard]] shared::StridedRows<const Index> pages(index_t b, index_t i) const {
+    const Index& first = begins_.empty() ? table_(b, i) : table_(0, begin_of(b) + i);
+    return {&first, table_.stride(1)};
+  }
+  /// @endcond
 
  private:
   index_t begin_of(index_t b) const { return static_cast<index_t>(begins_[static_cast<std::size_t>(b)]); }
@@ -239,6 +246,17 @@ class PagedKeys {
   /// Writes the addresses of `count` keys and values from position `first` on.
   void find_rows(index_t b, index_t h, index_t first, index_t count, detail::RowLists to) const {
     const index_t size = page_size(), k_stride = k_.stride(1), v_stride = v_.stride(1);
+    if (size == 1 && count > 0) {  // a list of single keys
+      const K* const k = detail::row_of(k_, 0, 0, h);
+      const V* const v = detail::row_of(v_, 0, 0, h);
+      const auto pages = table_.pages(b, first);
+      for (index_t i = 0; i < count; ++i) {
+        const index_t page = std::max<index_t>(static_cast<index_t>(*pages[i]), 0);
+        to.k[i] = reinterpret_cast<const std::byte*>(k + page * k_.stride(0));
+        to.v[i] = reinterpret_cast<const std::byte*>(v + page * v_.stride(0));
+      }
+      return;
+    }
     index_t entry = first / size, at = first % size;
     for (index_t i = 0; i < count; ++entry, at = 0) {
       const index_t page = std::max<index_t>(table_.page(b, entry), 0), end = std::min(count, i + size - at);

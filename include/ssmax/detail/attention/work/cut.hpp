@@ -32,7 +32,7 @@ inline index_t divisor_up_to(index_t kv_heads, double limit) {
 struct KeysOfPath {
   KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // chunks with stored keys of any sequence
   double all = 0, most = 0;                                 // keys of all sequences, of the longest
-  Sequence first;                                           // the first one with keys
+  Sequence first{};                                         // the first one with keys
 };
 
 /// Splits the works of a path. The tasks of other paths do not count: their costs differ too much.
