@@ -138,11 +138,11 @@ class PageTable {
     return static_cast<index_t>(begins_.empty() ? table_(b, i) : table_(0, begin_of(b) + i));
   }
   /// @cond
-  /// Returns the entries of a sequence from entry i on.
-  [[nodiscard]] shared::StridedRows<const Index> pages(index_t b, index_t i) const {
-    const Index& first = begins_.empty() ? table_(b, i) : table_(0, begin_of(b) + i);
-    return {&first, table_.stride(1)};
+  /// Returns the entries of a sequence from entry i on, stride() from one to the next.
+  [[nodiscard]] const Index* entries(index_t b, index_t i) const {
+    return begins_.empty() ? &table_(b, i) : &table_(0, begin_of(b) + i);
   }
+  [[nodiscard]] index_t stride() const { return table_.stride(1); }
   /// @endcond
 
  private:
@@ -249,9 +249,9 @@ class PagedKeys {
     if (size == 1 && count > 0) {  // a list of single keys
       const K* const k = detail::row_of(k_, 0, 0, h);
       const V* const v = detail::row_of(v_, 0, 0, h);
-      const auto pages = table_.pages(b, first);
+      const auto* const entries = table_.entries(b, first);
       for (index_t i = 0; i < count; ++i) {
-        const index_t page = std::max<index_t>(static_cast<index_t>(*pages[i]), 0);
+        const index_t page = std::max<index_t>(static_cast<index_t>(entries[i * table_.stride()]), 0);
         to.k[i] = reinterpret_cast<const std::byte*>(k + page * k_.stride(0));
         to.v[i] = reinterpret_cast<const std::byte*>(v + page * v_.stride(0));
       }
