@@ -416,6 +416,7 @@ class IndexedKeys {
 
   /// Writes the addresses of `count` keys and values from entry `first` on.
   void find_rows(index_t b, index_t h, index_t first, index_t count, detail::RowLists to) const {
+    if (count == 0) return;
     const Index* const entries = &indices_(b, shares_list() ? 0 : h, first);
     const K* const k = k_.data_handle() + h * k_.stride(1);
     const V* const v = v_.data_handle() + h * v_.stride(1);
