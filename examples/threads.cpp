@@ -46,7 +46,7 @@ void with_own_threads(const Tensors& x) {
   attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, SSMax<float>{0.43f}, Causal{}, Async{4});
 }
 
-// What the threads of a program share. The op below has no state of its own, so the team is here.
+// The threads of a program share this object. The op below has no state of its own, so the team is here.
 struct Context {
   SpmdTeam team;
 };

@@ -5,8 +5,8 @@
 
 SSMAX_BEGIN_COMPILED
 
-/// Checks a call and completes its problem and result. Throws std::invalid_argument for invalid arguments. The call must
-/// not be copied or moved afterwards.
+/// Checks a call and completes its problem and result. Throws std::invalid_argument for invalid arguments. Afterwards,
+/// the call must not be copied or moved.
 template <class Compute>
 void open_call(shared::ForwardCall<Compute>& call, const shared::Variant<Compute>& variant);
 template <class Compute>
