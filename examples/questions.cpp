@@ -91,12 +91,12 @@ View<T, 4> entries(const View<T, 4>& x) {
 }
 
 // Each query of a sequence has a list of its own: lists is [queries, 1, most], lengths[i] counts the keys of query i.
-// k and v are [tokens, kv heads, width].
-void a_list_per_query(const View<const float, 3>& k, const View<const float, 3>& v,
+// k and v are pages of one key: [tokens, 1, kv heads, width].
+void a_list_per_query(const View<const float, 4>& k, const View<const float, 4>& v,
                       const View<const std::int32_t, 3>& lists, std::span<const std::int32_t> lengths,
                       const View<const float, 4>& q, const View<float, 4>& out) {
-  attention({.q = entries(q), .keys = IndexedKeys(k, v, lists, lengths), .out = entries(out)}, Softmax{},
-            Full{});
+  const PagedKeys keys(k, v, PageTable(lists, lengths));
+  attention({.q = entries(q), .keys = keys, .out = entries(out)}, Softmax{}, Full{});
 }
 
 // A function that C calls: packed qkv [tokens, 3·heads·d], one sequence. Returns 0, or 1 after an error.
@@ -249,9 +249,10 @@ void check_eight_bits(examples::Check& check, examples::Random& random) {
 void check_lists(examples::Check& check, examples::Random& random) {
   constexpr index_t tokens = 90, queries = 5, most = 12;
   Batch batch(1, queries, tokens, random), expected = batch;
-  // The pool is [token, kv head, channel]: the rows of the batch in another order.
+  // The pool is [token, 1, kv head, channel]: the rows of the batch in another order.
   const auto pool = [](const std::vector<float>& x) {
-    return View<const float, 3>(x.data(), {tokens, kKvHeads, kWidth}, {kWidth, tokens * kWidth, 1});
+    return View<const float, 4>(x.data(), {tokens, 1, kKvHeads, kWidth},
+                                {kWidth, kWidth, tokens * kWidth, 1});
   };
   std::vector<std::int32_t> lists, lengths;
   for (index_t i = 0; i < queries; ++i) {

@@ -55,7 +55,7 @@ void attend(const EightBitServer& server, const PageTable<std::int32_t>& table, 
             const View<float, 4>& out) {
   const View<const Fp8E4M3, 4> k(server.k.data(), {kPages, kPageSize, kKvHeads, kWidth}),
       v(server.v.data(), {kPages, kPageSize, kKvHeads, kWidth});
-  const PagedKeys keys(k, v, table, KeyScales<3>::per_tensor(k, &server.k_scale, v, &server.v_scale));
+  const PagedKeys keys(k, v, table, KeyScales::per_tensor(k, &server.k_scale, v, &server.v_scale));
   attention({.q = q, .keys = keys, .out = out}, SSMax<float>{0.43f}, Causal{});
 }
 
@@ -122,7 +122,7 @@ void attend(const MixedServer& server, const PageTable<std::int32_t>& table, con
   const View<const half, 4> v(server.v.data(), {kPages, kPageSize, kKvHeads, kWidth});
   const std::vector<std::int32_t> cumulative{0, 40, 41};
   attention({.q = heads_view(q, kHeads),
-             .keys = PagedKeys(k, v, table, KeyScales<3>::per_tensor(k, &server.k_scale, v, nullptr)),
+             .keys = PagedKeys(k, v, table, KeyScales::per_tensor(k, &server.k_scale, v, nullptr)),
              .out = heads_view(out, kHeads),
              .lengths = SequenceLengths::packed_queries(cumulative)},
             SSMax<float>{0.43f}, Causal{});

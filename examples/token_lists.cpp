@@ -18,11 +18,11 @@ constexpr index_t kHeads = 8, kKvHeads = 2, kWidth = 64, kTokens = 500, kChosen 
 // n is the length of the sequence, so the multipliers of the heads are computed here.
 void attend(const std::vector<float>& k, const std::vector<float>& v, const std::vector<std::int32_t>& chosen,
             const View<const float, 4>& q, const View<float, 4>& out) {
-  const View<const float, 3> k_pool(k.data(), {kTokens, kKvHeads, kWidth}),
-      v_pool(v.data(), {kTokens, kKvHeads, kWidth});
+  const View<const float, 4> k_pool(k.data(), {kTokens, 1, kKvHeads, kWidth}),  // pages of one key
+      v_pool(v.data(), {kTokens, 1, kKvHeads, kWidth});
   const View<const std::int32_t, 3> lists(chosen.data(), {1, kKvHeads, kChosen});
   const std::vector<std::int32_t> lengths{kChosen};
-  const IndexedKeys keys(k_pool, v_pool, lists, lengths);
+  const PagedKeys keys(k_pool, v_pool, PageTable(lists, lengths));
 
   const std::vector<float> c(kHeads, 0.43f * std::log(static_cast<float>(kTokens)));
   attention({.q = q, .keys = keys, .out = out}, PerQuery<float>{{c.data(), {1, kHeads, 1}}}, Full{});

@@ -114,7 +114,7 @@ struct Pool {
       }
     }
   }
-  KeyScales<3> scales() const { return {k.rows(), v.rows()}; }
+  KeyScales scales() const { return {k.rows(), v.rows()}; }
   ChannelScales channel_scales() const { return {k.channels(), v.channels()}; }
   PageTable<int> pages() const {
     return {View<const int, 2>(table.data(), {std::ssize(lengths), columns}), lengths};

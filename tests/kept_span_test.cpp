@@ -54,12 +54,11 @@ static_assert(refuse_temporaries<Constructor<Alibi, Doubles>, Constructor<SSMax<
                                  Constructor<SizeTable<float>, Floats, void(Floats&, Floats&)>,
                                  Constructor<SizeTable<float>, Floats, void(), void(float, float)>>);
 // Sources of keys.
-static_assert(
-    refuse_temporaries<Constructor<PageTable<int>, Ints, void(Table)>,
-                       Constructor<PageTable<int>, Ints, void(), void(Ints&, Ints&)>,
-                       Constructor<PageTable<int>, Ints, void(Ints&), void(Ints&)>,
-                       Constructor<PageTable<int>, Ints, void(Ints&, Ints&)>,
-                       Constructor<IndexedKeys<float>, Ints, void(Rows, Rows, View<const int, 3>)>>);
+static_assert(refuse_temporaries<Constructor<PageTable<int>, Ints, void(Table)>,
+                                 Constructor<PageTable<int>, Ints, void(), void(Ints&, Ints&)>,
+                                 Constructor<PageTable<int>, Ints, void(Ints&), void(Ints&)>,
+                                 Constructor<PageTable<int>, Ints, void(Ints&, Ints&)>,
+                                 Constructor<PageTable<int>, Ints, void(View<const int, 3>)>>);
 // Options and views.
 static_assert(refuse_temporaries<Constructor<decltype(AttentionOptions<float>::sinks), Floats>,
                                  Constructor<View<const float, 1>, Floats>>);
@@ -98,7 +97,7 @@ TEST_CASE("PageTable deduces its types from vectors", "[paged_keys]") {
   const Ints table{0, 1, 2, 3}, begins{0, 1, 4}, lengths{2, 5};
   const PageTable rows(Table(table.data(), {2, 2}), lengths);
   const PageTable compressed(table, begins, lengths);
-  CHECK(rows.page(1, 0) == 2);
+  CHECK(rows.page(1, 0, 0) == 2);
   CHECK(compressed.entries(1) == 3);
 }
 

@@ -1,4 +1,4 @@
-// PagedKeys and IndexedKeys with factors: attention over a pool in 8 bits is attention over contiguous codes and factors,
+// PagedKeys with factors: attention over a pool in 8 bits is attention over contiguous codes and factors,
 // in every layout of the factors. Codes and factors that no sequence uses are NaN.
 
 #include <bit>
@@ -11,7 +11,7 @@
 
 namespace decode_problem::key_scales_test {
 
-using ssmax::IndexedKeys, ssmax::KeyScales, ssmax::PagedKeys, ssmax::PageTable;
+using ssmax::KeyScales, ssmax::PagedKeys, ssmax::PageTable;
 
 /// The factors of a pool: [pages, P, kv_heads], the same with kv_heads before P, the factors of k and v in one tensor, and
 /// factors that rows share.
@@ -92,7 +92,7 @@ struct Pool {
   Layout layout;
   std::vector<X> k, v;
   std::vector<float> factors;  // of k, then of v; or of both, interleaved
-  std::vector<int> table, tokens, lengths;
+  std::vector<int> table, lengths;
 
   Pool(const Stored<X>& from, index_t a_size, Layout a_layout)
       : size(a_size),
@@ -121,7 +121,6 @@ struct Pool {
       table.insert(table.end(), free.begin() + b * columns, free.begin() + (b + 1) * columns);
       for (index_t key = 0; key < longest; ++key) {
         const index_t page = table[static_cast<std::size_t>(b * columns + key / size)], at = key % size;
-        tokens.push_back(static_cast<int>(page * size + at));
         for (index_t h = 0; h < heads && key < from.length(b); ++h) {
           const KeyRun<X> row = from.run(b, h, key);
           std::copy_n(row.k, d, k.data() + ((page * size + at) * heads + h) * d);
@@ -133,7 +132,7 @@ struct Pool {
     }
   }
 
-  KeyScales<3> scales() const {
+  KeyScales scales() const {
     View<const float, 3>::Extents strides{size * heads, heads, 1};
     if (layout == Layout::heads_first) strides = {size * heads, 1, size};
     if (layout == Layout::both_in_one) strides = {2 * size * heads, 2 * heads, 2};
@@ -141,7 +140,7 @@ struct Pool {
     if (layout == Layout::of_head) strides = {0, 0, 1};
     const float* v_factors = factors.data() + (layout == Layout::both_in_one ? 1 : pages * size * heads);
     if (layout == Layout::of_tensor)
-      return KeyScales<3>::per_tensor(k_view(), factors.data(), v_view(), v_factors);
+      return KeyScales::per_tensor(k_view(), factors.data(), v_view(), v_factors);
     return {{factors.data(), {pages, size, heads}, strides}, {v_factors, {pages, size, heads}, strides}};
   }
   View<const X, 4> k_view() const { return {k.data(), {pages, size, heads, d}}; }
@@ -149,19 +148,6 @@ struct Pool {
   auto keys() const {
     const View<const int, 2> entries(table.data(), {std::ssize(lengths), columns});
     return PagedKeys(k_view(), v_view(), PageTable<int>(entries, lengths), scales());
-  }
-  /// The same keys by index. Not for heads_first, whose factors have two strides of tokens.
-  auto keys_by_index() const {
-    const auto by_token = [this](const View<const float, 3>& view) {
-      return View<const float, 2>(view.data_handle(), {pages * size, heads},
-                                  {view.stride(1), view.stride(2)});
-    };
-    const View<const X, 3> all_k(k.data(), {pages * size, heads, d}),
-        all_v(v.data(), {pages * size, heads, dv});
-    const View<const int, 3> indices(tokens.data(),
-                                     {std::ssize(lengths), 1, std::ssize(tokens) / std::ssize(lengths)});
-    return IndexedKeys(all_k, all_v, indices, lengths,
-                       {.k = by_token(scales().k), .v = by_token(scales().v)});
   }
 };
 
@@ -196,7 +182,6 @@ TEMPLATE_TEST_CASE("attention over a pool with factors is attention over contigu
           INFO(target << ", pages of " << size << ", layout " << static_cast<int>(layout) << ", queries "
                       << queries);
           compare(data, pool.keys(), stored, expected, target);
-          if (layout != Layout::heads_first) compare(data, pool.keys_by_index(), stored, expected, target);
           if (!is_shared(layout)) compare(data, pool.keys(), filled<X>(data), expected, target);
         });
       }
@@ -237,7 +222,7 @@ TEST_CASE("only one of keys and values has factors", "[decode][key_scales]") {
   held.v = data.v;
   const Expected<float> expected(held, Plan{});
   const View<const float, 4> v(data.v.data(), {40, 1, 1, 16});
-  check(data, PagedKeys(k, v, pages, KeyScales<3>::per_tensor(k, stored.k_factors.data(), v, nullptr)),
+  check(data, PagedKeys(k, v, pages, KeyScales::per_tensor(k, stored.k_factors.data(), v, nullptr)),
         expected);
 }
 
@@ -249,7 +234,7 @@ TEST_CASE("pages with factors are one run if the factors continue as well", "[ke
   const PageTable<int> pages(View<const int, 2>(table.data(), {1, 8}), lengths);
   const View<const float, 3> same_order(factors.data(), {8, 16, 2}),
       heads_first(factors.data(), {8, 16, 2}, {32, 1, 16});
-  const auto run_of = [&](const KeyScales<3>& scales) {
+  const auto run_of = [&](const KeyScales& scales) {
     return PagedKeys(rows, rows, pages, scales).run(0, 1, 21);
   };
 
@@ -261,7 +246,7 @@ TEST_CASE("pages with factors are one run if the factors continue as well", "[ke
   CHECK(run_of({heads_first, same_order}).count == 11);
   CHECK(run_of({heads_first, same_order}).k_scales == factors.data() + 32 + 16 + 5);
   CHECK(run_of({heads_first, same_order}).k_scales_stride == 1);
-  const auto of_tensor = run_of(KeyScales<3>::per_tensor(rows, factors.data(), rows, factors.data() + 1));
+  const auto of_tensor = run_of(KeyScales::per_tensor(rows, factors.data(), rows, factors.data() + 1));
   CHECK(of_tensor.count == 128 - 21);
   CHECK(of_tensor.k_scales == factors.data());
   CHECK(of_tensor.v_scales == factors.data() + 1);
@@ -303,28 +288,6 @@ TEST_CASE("wrong factors are refused", "[key_scales][errors]") {
   const std::vector<int> no_keys{0};
   CHECK(refusal([&] {
           PagedKeys keys(empty, empty, PageTable<int>(View<const int, 2>(table.data(), {1, 0}), no_keys));
-        }) == "(nothing was thrown)");
-
-  const View<const Int8, 3> tokens(codes.data(), {64, 2, 8});
-  const View<const float, 3> wide_tokens(numbers.data(), {64, 2, 8});
-  const View<const int, 3> lists(table.data(), {1, 1, 4});
-  const std::vector<int> four{4};
-  const View<const float, 2> of_tokens(numbers.data(), {64, 2});
-  const auto refused_tokens = [&](const KeyScales<2>& scales, std::string_view message) {
-    check_refused({message}, [&] { IndexedKeys keys(tokens, tokens, lists, four, scales); });
-  };
-  refused_tokens(
-      {},
-      "ssmax::IndexedKeys: k_scales has size 0, the storage type needs a factor per row of the pool: 128");
-  refused_tokens({.k = of_tokens}, "ssmax::IndexedKeys: v_scales has size 0");
-  refused_tokens({.k = of_tokens, .v = {numbers.data(), {64, 3}}},
-                 "ssmax::IndexedKeys: v_scales has extent 3 in dimension 1, v has 2");
-  check_refused(
-      {"ssmax::IndexedKeys: k_scales has size 128, the storage type has no factors: must be 0"},
-      [&] { IndexedKeys keys(wide_tokens, tokens, lists, four, {.k = of_tokens, .v = of_tokens}); });
-  CHECK(refusal([&] {
-          IndexedKeys keys(tokens, tokens, lists, four,
-                           KeyScales<2>::per_tensor(tokens, numbers.data(), tokens, numbers.data()));
         }) == "(nothing was thrown)");
 }
 

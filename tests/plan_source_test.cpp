@@ -149,7 +149,7 @@ struct Pages {
     for (const auto& table : tables) {
       const View<const index_t, 2> entries(table.data(), {4, std::ssize(table) / 4});
       sources.emplace_back(view_of(first.k), view_of(first.v), PageTable<index_t>(entries, lengths),
-                           KeyScales<3>{factors_of(first.k_scales), factors_of(first.v_scales)});
+                           KeyScales{factors_of(first.k_scales), factors_of(first.v_scales)});
     }
   }
 };

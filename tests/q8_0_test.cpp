@@ -171,7 +171,7 @@ TEST_CASE("keys and values of different storage types, one of them groups", "[de
   }
 }
 
-TEST_CASE("a paged cache and pools of groups are a cache of groups", "[decode][q8_0]") {
+TEST_CASE("a paged cache and a pool of groups are a cache of groups", "[decode][q8_0]") {
   for (const index_t queries : {1, 3, 20}) {
     const Data<float> data({4, 2, queries, 64, 32, {500, 37, 90}});
     const KvCache<Q8_0> cache = filled<Q8_0>(data);
@@ -197,13 +197,13 @@ TEST_CASE("a paged cache and pools of groups are a cache of groups", "[decode][q
       }
     }
 
-    // 2. Pools of pages and of tokens. Unused memory holds NaN.
+    // 2. A pool of pages. Unused memory holds NaN.
     Q8_0 unused;
     unused.scale = half(nan);
     const index_t columns = 32, pages = 2 * batch * columns;
     std::vector<Q8_0> k(static_cast<std::size_t>(pages * size * heads * groups_k), unused),
         v(static_cast<std::size_t>(pages * size * heads * groups_v), unused);
-    std::vector<int> table(static_cast<std::size_t>(pages)), tokens, lengths;
+    std::vector<int> table(static_cast<std::size_t>(pages)), lengths;
     std::iota(table.begin(), table.end(), 0);
     std::shuffle(table.begin(), table.end(), std::mt19937(1));
     table.resize(static_cast<std::size_t>(batch * columns));
@@ -211,7 +211,6 @@ TEST_CASE("a paged cache and pools of groups are a cache of groups", "[decode][q
       lengths.push_back(static_cast<int>(cache.length(b)));
       for (index_t key = 0; key < columns * size; ++key) {
         const index_t token = table[static_cast<std::size_t>(b * columns + key / size)] * size + key % size;
-        tokens.push_back(static_cast<int>(token));
         for (index_t h = 0; h < heads && key < cache.length(b); ++h) {
           const KeyRun<Q8_0> from = cache.run(b, h, key);
           std::copy_n(from.k, groups_k, k.data() + (token * heads + h) * groups_k);
@@ -223,18 +222,12 @@ TEST_CASE("a paged cache and pools of groups are a cache of groups", "[decode][q
         View<const Q8_0, 4>(k.data(), {pages, size, heads, groups_k}),
         View<const Q8_0, 4>(v.data(), {pages, size, heads, groups_v}),
         ssmax::PageTable<int>(View<const int, 2>(table.data(), {batch, columns}), lengths));
-    const ssmax::IndexedKeys by_index(View<const Q8_0, 3>(k.data(), {pages * size, heads, groups_k}),
-                                      View<const Q8_0, 3>(v.data(), {pages * size, heads, groups_v}),
-                                      View<const int, 3>(tokens.data(), {batch, 1, columns * size}), lengths);
     CHECK(keys.shape().width == 64);
     CHECK(keys.shape().value_width == 32);
-    CHECK(by_index.shape().width == 64);
-    CHECK(by_index.shape().value_width == 32);
     for_each_target([&](const std::string& target) {
       INFO(target << ", queries " << queries);
       check_source(data, cache, paged.source(ids));
       check_source(data, cache, keys);
-      check_source(data, cache, by_index);
     });
   }
 }
@@ -258,9 +251,9 @@ TEST_CASE("lists of single tokens of groups", "[decode][q8_0]") {
       }
     }
     const std::vector<int> lengths{300};
-    const ssmax::IndexedKeys keys(View<const Q8_0, 3>(k.data(), {tokens, 2, 3}),
-                                  View<const Q8_0, 3>(v.data(), {tokens, 2, 2}),
-                                  View<const int, 3>(list.data(), {1, 1, 300}), lengths);
+    const ssmax::PagedKeys keys(View<const Q8_0, 4>(k.data(), {tokens, 1, 2, 3}),
+                                View<const Q8_0, 4>(v.data(), {tokens, 1, 2, 2}),
+                                ssmax::PageTable(View<const int, 2>(list.data(), {1, 300}), lengths));
     for_each_target([&](const std::string& target) {
       INFO(target << ", queries " << queries);
       check_source(data, cache, keys);
@@ -352,7 +345,7 @@ TEST_CASE("widths that are no multiple of a group are refused", "[q8_0][errors]"
     attention({.q = {q.data(), {1, 1, 1, 60}}, .keys = keys, .out = {out.data(), {1, 1, 1, 64}}}, Causal{});
   });
   check_refused({"ssmax::PagedKeys: k_scales has size 32, the storage type has no factors: must be 0"}, [&] {
-    ssmax::PagedKeys wide(k, k, pages, ssmax::KeyScales<3>::per_tensor(k, q.data(), k, nullptr));
+    ssmax::PagedKeys wide(k, k, pages, ssmax::KeyScales::per_tensor(k, q.data(), k, nullptr));
   });
   check_refused({"ssmax::PagedKeys: k has extent 2 and stride"}, [&] {
     const View<const Q8_0, 4> far(groups.data(), {2, 16, 1, 2},

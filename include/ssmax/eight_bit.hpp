@@ -32,8 +32,8 @@
 /// those over a bfloat16 cache of the dequantized numbers. The rounding changes an element x by at most abs(x) / 256,
 /// less than the error of the table. Exception: with `rotate_source_keys`, the call rotates keys before it rounds them.
 ///
-/// The types are for caches and for sources that return k_scales and v_scales (key_source.hpp), such as PagedKeys and
-/// IndexedKeys with the factors of a pool (KeyScales). A source may also return a factor per channel for the keys of a
+/// The types are for caches and for sources that return k_scales and v_scales (key_source.hpp), such as PagedKeys
+/// with the factors of a pool (KeyScales). A source may also return a factor per channel for the keys of a
 /// run, as PagedKeys does with ChannelScales: dequantizing then rounds element · factor of the row · factor of the
 /// channel. A NaN code of a source stays NaN. Queries, results and rows of logits cannot have these types.
 
@@ -65,8 +65,7 @@
 /// row are then NaN.
 ///
 /// Widths of keys and values must be multiples of 32. In a view over Q8_0, extents and strides count groups: PagedKeys
-/// and IndexedKeys over a view with 4 groups in the last extent have width 128. Decode in float reads
-/// the groups in place. The bf16 path (attention.hpp) dequantizes rows to bfloat16, as for types of 8 bits. The type is
+/// over a view with 4 groups in the last extent has width 128. Decode in float reads the groups in place. The bf16 path (attention.hpp) dequantizes rows to bfloat16, as for types of 8 bits. The type is
 /// for caches and sources of keys. Queries, results and rows of logits cannot have this type.
 #pragma once
 

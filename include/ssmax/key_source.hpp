@@ -31,8 +31,7 @@
 ///                                                     overlaps it
 ///
 /// attention (attention.hpp) and Plan (plan.hpp) take a source as the argument `keys` (attention_arguments.hpp).
-/// KvCache (kv_cache.hpp), PagedKvCache::Source (paged_kv_cache.hpp), PagedKeys and IndexedKeys (paged_keys.hpp) are
-/// sources. The example custom_key_source.cpp defines a source: `run` looks up the page of `key` in the page table and
+/// KvCache (kv_cache.hpp), PagedKvCache::Source (paged_kv_cache.hpp) and PagedKeys (paged_keys.hpp) are sources. The example custom_key_source.cpp defines a source: `run` looks up the page of `key` in the page table and
 /// returns the rest of that page. A source must not change during a call. Several threads call its members.
 #pragma once
 
@@ -76,39 +75,36 @@ struct KeyRun {
                   nullptr;  ///< The factors of the channels of its values, `value_width` floats.
 };
 
-/// The factors of keys and values in somebody else's pool, for storage types with a factor per row: [pages, keys of a
-/// page, kv_heads] for PagedKeys (Rank 3), [tokens, kv_heads] for IndexedKeys (Rank 2). Strides are yours.
+/// The factors of keys and values in the pool of PagedKeys, for storage types with a factor per row: [pages, keys of a
+/// page, kv_heads]. Strides are yours. P is the number of keys of a page:
 ///
-/// | the pool has | strides of PagedKeys' factors | strides of IndexedKeys' factors |
-/// |---|---|---|
-/// | one factor per key and kv head, contiguous | {P·kv_heads, kv_heads, 1} | {kv_heads, 1} |
-/// | one factor per key | {P, 1, 0} | {1, 0} |
-/// | one factor per kv head | {0, 0, 1} | {0, 1} |
-/// | one factor per tensor: per_tensor | {0, 0, 0} | {0, 0} |
+/// | the pool has | strides |
+/// |---|---|
+/// | one factor per key and kv head, contiguous | {P·kv_heads, kv_heads, 1} |
+/// | one factor per key | {P, 1, 0} |
+/// | one factor per kv head | {0, 0, 1} |
+/// | one factor per tensor: per_tensor | {0, 0, 0} |
 ///
 /// If the type of the keys, or of the values, has no factors, leave the view out. The source refers to the factors, so
 /// the factors must outlive the source.
-template <int Rank>
 struct KeyScales {
-  View<const float, Rank> k{},  ///< The factors of the keys.
-      v{};                      ///< The factors of the values.
+  View<const float, 3> k{},  ///< The factors of the keys.
+      v{};                   ///< The factors of the values.
 
   /// Returns views with the factor *k_scale for all rows of k and *v_scale for all rows of v. A null pointer omits
   /// the view.
   template <class K, class V>
-  SSMAX_INLINE static constexpr KeyScales per_tensor(const View<K, Rank + 1>& k, const float* k_scale,
-                                                     const View<V, Rank + 1>& v, const float* v_scale) {
+  SSMAX_INLINE static constexpr KeyScales per_tensor(const View<K, 4>& k, const float* k_scale,
+                                                     const View<V, 4>& v, const float* v_scale) {
     return {same_for_all(k, k_scale), same_for_all(v, v_scale)};
   }
 
  private:
   template <class X>
-  SSMAX_INLINE static constexpr View<const float, Rank> same_for_all(const View<X, Rank + 1>& rows,
-                                                                     const float* scale) {
+  SSMAX_INLINE static constexpr View<const float, 3> same_for_all(const View<X, 4>& rows,
+                                                                  const float* scale) {
     if (scale == nullptr) return {};
-    typename View<const float, Rank>::Extents extents{};
-    for (int i = 0; i < Rank; ++i) extents[static_cast<std::size_t>(i)] = rows.extent(i);
-    return {scale, extents, {}};
+    return {scale, {rows.extent(0), rows.extent(1), rows.extent(2)}, {}};
   }
 };
 

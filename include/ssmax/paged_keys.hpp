@@ -8,9 +8,9 @@
 /// |---|---|
 /// | k | [pages, keys of a page, kv_heads, width] |
 /// | v | [pages, keys of a page, kv_heads, value_width] |
-/// | table | [batch, most pages of a sequence], with any strides |
+/// | table | [batch, most pages of a sequence], or [batch, kv_heads, most pages]: pages of each kv head; with any strides |
 /// | lengths | [batch]: the number of keys of each sequence |
-/// | scales | storage types with a factor per row only (eight_bit.hpp): KeyScales<3> (key_source.hpp) |
+/// | scales | storage types with a factor per row only (eight_bit.hpp): KeyScales (key_source.hpp) |
 /// | channel_scales | the same storage types: ChannelScales (key_source.hpp) |
 ///
 /// For storage types with `group` (storage.hpp), such as Q8_0, the last extent and the strides count elements.
@@ -24,11 +24,16 @@
 /// | [pages, 2, P, kv_heads, d], keys and values in one tensor | strides {2·P·kv_heads·d, kv_heads·d, d, 1}; v begins P·kv_heads·d later |
 /// | [pages, kv_heads, P, d], as in OpenVINO | strides {kv_heads·P·d, d, P·d, 1} |
 ///
+/// With P = 1 an entry of the table is the index of a token, for instance of one that a selection chose for a query. The
+/// indices may repeat, in any order. n and positions count the entries: a query that sees all of them has n = lengths[b].
+/// PerQuery (scaling_of_queries.hpp) takes multipliers by another n, such as the length of the whole sequence.
+///
 /// A table may also be in compressed rows: `PageTable(pages, begins, lengths)`, where entries
 /// [begins[b], begins[b + 1]) of `pages` belong to sequence b.
 ///
 /// A negative entry is a page that the pool no longer holds, for instance one outside a window. A mask must not show
-/// its keys. Negative entries lie at the start of a sequence, or in one gap. Entries beyond the length are not read.
+/// its keys. Negative entries lie at the start of a sequence, or in one gap. A table with the pages of each kv head has
+/// no negative entries. Entries beyond the length are not read.
 /// Keys that no query sees never affect a result, NaN included.
 ///
 /// Pages that are neighbours in the table and in memory make one run of keys, of at most 1024 keys. Factors must be
@@ -45,36 +50,6 @@
 /// The constructor checks everything in O(pages of the sequences) and throws std::invalid_argument with the name of
 /// the argument. It allocates only if an entry is negative. Pool, factors, table and lengths must outlive the source,
 /// and must not change while it is used.
-
-/// @defgroup indexed_keys Keys by index (paged_keys.hpp)
-/// Keys and values at the indices of a list, in the memory of somebody else's pool. A list has one index per token, or
-/// the tokens that a selection chose for a query.
-///
-///     const IndexedKeys keys(k, v, indices, lengths);
-///     attention({.q = q, .keys = keys, .out = out}, SSMax<float>{s}, Full{});
-///
-/// | argument | shape |
-/// |---|---|
-/// | k | [tokens, kv_heads, width] |
-/// | v | [tokens, kv_heads, value_width] |
-/// | indices | [batch, lists, most]: lists is 1 if all kv heads share a list, else kv_heads |
-/// | lengths | [batch]: the number of indices of each list |
-/// | scales | storage types with a factor per row only (eight_bit.hpp): KeyScales<2> (key_source.hpp) |
-///
-/// For storage types with `group` (storage.hpp), such as Q8_0, the last extent and the strides count elements.
-///
-/// Key i of kv head h in sequence b is token indices(b, h, i) of the pool, or indices(b, 0, i) if all kv heads share a
-/// list. Strides are yours. Exception: the last stride of k and v is 1. Indices and lengths are integers of any type.
-/// Indices may repeat, in any order. Entries beyond the length are not read.
-///
-/// n and positions count the entries of the list: a query that sees all entries has n = lengths[b]. For another n, such
-/// as the length of the whole sequence, compute the multipliers and pass them by PerQuery (scaling_of_queries.hpp).
-/// Keys must be rotated before they are stored.
-///
-/// Results are bit-identical to those over a KvCache of the same keys.
-///
-/// The constructor checks everything in O(entries) and throws std::invalid_argument with the name of the argument.
-/// Pool, factors, indices and lengths must outlive the source, and must not change while it is used.
 #pragma once
 
 #include <algorithm>
@@ -100,6 +75,11 @@ class PageTable {
  public:
   /// A table [batch, most pages of a sequence].
   PageTable(const View<const Index, 2>& table, KeptSpan<const Length> lengths)
+      : PageTable(View<const Index, 3>(table.data_handle(), {table.extent(0), 1, table.extent(1)},
+                                       {table.stride(0), 0, table.stride(1)}),
+                  lengths) {}
+  /// A table [batch, kv_heads, most pages of a sequence]: each kv head has pages of its own.
+  PageTable(const View<const Index, 3>& table, KeptSpan<const Length> lengths)
       : table_(table), lengths_(lengths) {
     detail::check_strided_view("PageTable", "table", table_);
     detail::check_equal("PageTable", "lengths", "has size", std::ssize(lengths_),
@@ -107,7 +87,7 @@ class PageTable {
   }
   /// A table in compressed rows: sequence b has entries [begins[b], begins[b + 1]) of `pages`.
   PageTable(KeptSpan<const Index> pages, KeptSpan<const Index> begins, KeptSpan<const Length> lengths)
-      : table_(pages.data(), {1, std::ssize(pages)}), begins_(begins), lengths_(lengths) {
+      : table_(pages.data(), {1, 1, std::ssize(pages)}), begins_(begins), lengths_(lengths) {
     if (std::ssize(begins_) != std::ssize(lengths_) + 1) {
       detail::fail_value("PageTable", "begins", "has size", std::ssize(begins_),
                          "must be one more than the size of lengths", std::ssize(lengths_));
@@ -125,37 +105,39 @@ class PageTable {
 
   /// Returns the number of sequences.
   [[nodiscard]] index_t batch() const { return std::ssize(lengths_); }
+  /// Returns the number of kv heads with pages of their own, or 1 if all kv heads have the same pages.
+  [[nodiscard]] index_t heads() const { return table_.extent(1); }
   /// Returns the number of keys of a sequence.
   [[nodiscard]] index_t length(index_t b) const {
     return static_cast<index_t>(lengths_[static_cast<std::size_t>(b)]);
   }
   /// Returns the number of entries of a sequence.
   [[nodiscard]] index_t entries(index_t b) const {
-    return begins_.empty() ? table_.extent(1) : begin_of(b + 1) - begin_of(b);
+    return begins_.empty() ? table_.extent(2) : begin_of(b + 1) - begin_of(b);
   }
-  /// Returns entry i of a sequence. Below 0: the pool no longer holds the page.
-  [[nodiscard]] index_t page(index_t b, index_t i) const {
-    return static_cast<index_t>(begins_.empty() ? table_(b, i) : table_(0, begin_of(b) + i));
+  /// Returns entry i of a sequence and a kv head. Below 0: the pool no longer holds the page.
+  [[nodiscard]] index_t page(index_t b, index_t h, index_t i) const {
+    return static_cast<index_t>(*entry(b, h, i));
   }
   /// @cond
-  /// Returns the entries of a sequence from entry i on, stride() from one to the next.
-  [[nodiscard]] const Index* entries(index_t b, index_t i) const {
-    return begins_.empty() ? &table_(b, i) : &table_(0, begin_of(b) + i);
+  /// Returns the address of entry i. The next one is stride() later.
+  [[nodiscard]] const Index* entry(index_t b, index_t h, index_t i) const {
+    return begins_.empty() ? &table_(b, heads() == 1 ? 0 : h, i) : &table_(0, 0, begin_of(b) + i);
   }
-  [[nodiscard]] index_t stride() const { return table_.stride(1); }
+  [[nodiscard]] index_t stride() const { return table_.stride(2); }
   /// @endcond
 
  private:
   index_t begin_of(index_t b) const { return static_cast<index_t>(begins_[static_cast<std::size_t>(b)]); }
 
-  View<const Index, 2> table_;     // compressed: [1, all entries]
+  View<const Index, 3> table_;     // compressed: [1, 1, all entries]
   std::span<const Index> begins_;  // empty unless compressed
   std::span<const Length> lengths_;
 };
 
 /// @cond
-template <class Index, class Lengths>
-PageTable(const View<Index, 2>&, const Lengths&)
+template <class Index, int Rank, class Lengths>
+PageTable(const View<Index, Rank>&, const Lengths&)
     -> PageTable<std::remove_const_t<Index>, shared::ElementOf<const Lengths>>;
 template <class Pages, class Lengths>
 PageTable(const Pages&, const Pages&, const Lengths&)
@@ -171,7 +153,7 @@ class PagedKeys {
 
   /// Refers to a pool and a table: the top of paged_keys.hpp.
   PagedKeys(const View<const K, 4>& k, const View<const V, 4>& v, const PageTable<Index, Length>& table,
-            const KeyScales<3>& scales = {}, const ChannelScales& channel_scales = {})
+            const KeyScales& scales = {}, const ChannelScales& channel_scales = {})
       : k_(k), v_(v), scales_(scales), channel_scales_(channel_scales), table_(table) {
     detail::check_view("PagedKeys", "k", k_);
     detail::check_view("PagedKeys", "v", v_);
@@ -181,6 +163,9 @@ class PagedKeys {
     detail::check_channel_scales("PagedKeys", "k_channel_scales", channel_scales_.k, "k", k_);
     detail::check_channel_scales("PagedKeys", "v_channel_scales", channel_scales_.v, "v", v_);
     has_channel_scales_ = detail::is_given(channel_scales_.k) || detail::is_given(channel_scales_.v);
+    if (table_.heads() != 1 && table_.heads() != k_.extent(2))
+      detail::fail_value("PagedKeys", "table", "has kv heads", table_.heads(),
+                         "must be 1 or the kv heads of k", k_.extent(2));
     for (index_t b = 0; b < table_.batch(); ++b) check_sequence(b);
   }
 
@@ -196,8 +181,8 @@ class PagedKeys {
     const KeyRange gone = missing(b);
     return {gone.begin == 0 ? gone.end : 0, length(b)};
   }
-  /// Returns true: several sequences may have the same pages.
-  [[nodiscard]] bool shares_keys() const { return true; }
+  /// Returns whether calls look for pages that several sequences begin with.
+  [[nodiscard]] bool shares_keys() const { return table_.heads() == 1; }
   /// Returns positions in a gap of the table.
   [[nodiscard]] KeyRange forgotten(index_t b) const {
     const KeyRange gone = missing(b);
@@ -205,12 +190,15 @@ class PagedKeys {
   }
   /// Returns a run of keys that starts at `key`, of sequence b and kv head h.
   [[nodiscard]] KeyRun<K, V> run(index_t b, index_t h, index_t key) const {
-    const index_t size = page_size(), entry = key / size, at = key % size,
-                  page = std::max<index_t>(table_.page(b, entry), 0);
-    index_t end = (entry + 1) * size;
-    const index_t last = std::min(length(b), key + longest_run);
+    const index_t size = page_size(), at = key % size, last = std::min(length(b), key + longest_run);
+    const Index* entry = table_.entry(b, h, key / size);
+    const index_t page = std::max<index_t>(static_cast<index_t>(*entry), 0);
+    index_t end = key - at + size;
     if (joins_pages()) {
-      for (index_t next = page + 1; end < last && table_.page(b, end / size) == next; ++next) end += size;
+      for (index_t next = page + 1; end < last; ++next, end += size) {
+        entry += table_.stride();
+        if (static_cast<index_t>(*entry) != next) break;
+      }
     }
     return {.k = detail::row_of(k_, page, at, h),
             .k_stride = k_.stride(1),
@@ -246,10 +234,10 @@ class PagedKeys {
   /// Writes the addresses of `count` keys and values from position `first` on.
   void find_rows(index_t b, index_t h, index_t first, index_t count, detail::RowLists to) const {
     const index_t size = page_size(), k_stride = k_.stride(1), v_stride = v_.stride(1);
-    if (size == 1 && count > 0) {  // a list of single keys
+    if (size == 1) {
       const K* const k = detail::row_of(k_, 0, 0, h);
       const V* const v = detail::row_of(v_, 0, 0, h);
-      const auto* const entries = table_.entries(b, first);
+      const Index* const entries = table_.entry(b, h, first);
       for (index_t i = 0; i < count; ++i) {
         const index_t page = std::max<index_t>(static_cast<index_t>(entries[i * table_.stride()]), 0);
         to.k[i] = reinterpret_cast<const std::byte*>(k + page * k_.stride(0));
@@ -259,7 +247,8 @@ class PagedKeys {
     }
     index_t entry = first / size, at = first % size;
     for (index_t i = 0; i < count; ++entry, at = 0) {
-      const index_t page = std::max<index_t>(table_.page(b, entry), 0), end = std::min(count, i + size - at);
+      const index_t page = std::max<index_t>(table_.page(b, h, entry), 0),
+                    end = std::min(count, i + size - at);
       const K* k = detail::row_of(k_, page, at, h);
       const V* v = detail::row_of(v_, page, at, h);
       for (; i < end; ++i, k += k_stride, v += v_stride) {
@@ -269,7 +258,7 @@ class PagedKeys {
     }
   }
   detail::HeadDistance head_distance() const {
-    return {true, detail::bytes_of<K>(k_.stride(2)), detail::bytes_of<V>(v_.stride(2))};
+    return {table_.heads() == 1, detail::bytes_of<K>(k_.stride(2)), detail::bytes_of<V>(v_.stride(2))};
   }
 
   index_t page_size() const { return k_.extent(1); }
@@ -307,18 +296,22 @@ class PagedKeys {
                          table_.entries(b));
     }
     KeyRange gap{0, 0};
-    for (index_t i = 0; i < pages; ++i) {
-      const index_t page = table_.page(b, i);
-      if (page >= k_.extent(0))
-        detail::fail_value("PagedKeys", "table", "has entry", page, "must be below the pages of k",
-                           k_.extent(0));
-      if (page >= 0) continue;
-      if (gap.size() > 0 && gap.end != i * size) {
-        detail::fail_value("PagedKeys", "table", "has a second gap at entry", i, "may have one that ends at",
-                           gap.end / size);
+    for (index_t h = 0; h < table_.heads(); ++h) {
+      for (index_t i = 0; i < pages; ++i) {
+        const index_t page = table_.page(b, h, i);
+        if (page >= k_.extent(0))
+          detail::fail_value("PagedKeys", "table", "has entry", page, "must be below the pages of k",
+                             k_.extent(0));
+        if (page >= 0) continue;
+        if (table_.heads() > 1)
+          detail::fail_value("PagedKeys", "table", "has pages of each kv head and entry", page,
+                             "must be at least", 0);
+        if (gap.size() > 0 && gap.end != i * size)
+          detail::fail_value("PagedKeys", "table", "has a second gap at entry", i,
+                             "may have one that ends at", gap.end / size);
+        if (gap.size() == 0) gap.begin = i * size;
+        gap.end = std::min((i + 1) * size, length);
       }
-      if (gap.size() == 0) gap.begin = i * size;
-      gap.end = std::min((i + 1) * size, length);
     }
     if (gap.size() == 0) return;
     missing_.resize(static_cast<std::size_t>(table_.batch()));
@@ -327,7 +320,7 @@ class PagedKeys {
 
   View<const K, 4> k_;
   View<const V, 4> v_;
-  KeyScales<3> scales_;
+  KeyScales scales_;
   ChannelScales channel_scales_;
   std::uint64_t layout_ = 0;
   bool has_channel_scales_ = false;
@@ -336,136 +329,9 @@ class PagedKeys {
 };
 
 template <class K, class V, class Index, class Length>
-PagedKeys(const View<K, 4>&, const View<V, 4>&, const PageTable<Index, Length>&, const KeyScales<3>& = {},
+PagedKeys(const View<K, 4>&, const View<V, 4>&, const PageTable<Index, Length>&, const KeyScales& = {},
           const ChannelScales& = {})
     -> PagedKeys<std::remove_const_t<K>, std::remove_const_t<V>, Index, Length>;
-
-SSMAX_END
-/// @}
-
-/// @addtogroup indexed_keys
-/// @{
-SSMAX_BEGIN_CODE
-
-/// A source of keys by index. K and V are the storage types of keys and values.
-template <class K, class V = K, std::integral Index = int, std::integral Length = Index>
-class IndexedKeys {
- public:
-  using Element = K;       ///< Storage type of keys.
-  using ValueElement = V;  ///< Storage type of values.
-
-  /// Refers to a pool and lists: the top of paged_keys.hpp.
-  IndexedKeys(const View<const K, 3>& k, const View<const V, 3>& v, const View<const Index, 3>& indices,
-              KeptSpan<const Length> lengths, const KeyScales<2>& scales = {})
-      : k_(k), v_(v), scales_(scales), indices_(indices), lengths_(lengths) {
-    detail::check_view("IndexedKeys", "k", k_);
-    detail::check_view("IndexedKeys", "v", v_);
-    for (int i = 0; i < 2; ++i) detail::check_extent("IndexedKeys", "v", v_, i, "k", k_, i);
-    detail::check_scales("IndexedKeys", "k_scales", scales_.k, "k", k_);
-    detail::check_scales("IndexedKeys", "v_scales", scales_.v, "v", v_);
-    detail::check_strided_view("IndexedKeys", "indices", indices_);
-    detail::check_equal("IndexedKeys", "lengths", "has size", std::ssize(lengths_),
-                        "must be the batch of indices", indices_.extent(0));
-    if (indices_.extent(1) != 1 && indices_.extent(1) != k_.extent(1)) {
-      detail::fail_value("IndexedKeys", "indices", "has lists", indices_.extent(1),
-                         "must be 1 or the heads of k", k_.extent(1));
-    }
-    for (index_t b = 0; b < std::ssize(lengths_); ++b) check_sequence(b);
-  }
-
-  /// Returns batch, kv heads and widths.
-  [[nodiscard]] KeySourceShape shape() const {
-    return {std::ssize(lengths_), k_.extent(1), k_.extent(2) * detail::group_of<K>,
-            v_.extent(2) * detail::group_of<V>};
-  }
-  /// Returns the number of entries of the lists of sequence b.
-  [[nodiscard]] index_t length(index_t b) const {
-    return static_cast<index_t>(lengths_[static_cast<std::size_t>(b)]);
-  }
-  /// Returns all entries of the lists of sequence b.
-  [[nodiscard]] KeyRange stored(index_t b) const { return {0, length(b)}; }
-  /// Returns a run of keys that starts at entry `key` of kv head h in sequence b. Indices that follow one another make
-  /// one run.
-  [[nodiscard]] KeyRun<K, V> run(index_t b, index_t h, index_t key) const {
-    const Index* entry = &indices_(b, shares_list() ? 0 : h, key);
-    const auto token = static_cast<index_t>(*entry);
-    const index_t most = std::min(length(b) - key, longest_run), step = indices_.stride(2);
-    index_t count = 1;
-    while (count < most && static_cast<index_t>(entry[count * step]) == token + count) ++count;
-    return {.k = k_.data_handle() + token * k_.stride(0) + h * k_.stride(1),
-            .k_stride = k_.stride(0),
-            .v = v_.data_handle() + token * v_.stride(0) + h * v_.stride(1),
-            .v_stride = v_.stride(0),
-            .count = count,
-            .k_scales = scale_of(scales_.k, token, h),
-            .v_scales = scale_of(scales_.v, token, h),
-            .k_scales_stride = scales_.k.stride(0),
-            .v_scales_stride = scales_.v.stride(0)};
-  }
-  /// Returns the memory of the pool.
-  [[nodiscard]] std::pair<std::span<const K>, std::span<const V>> memory() const {
-    return {detail::memory_of(k_), detail::memory_of(v_)};
-  }
-
- private:
-  friend detail::SourceRows;
-
-  static constexpr index_t longest_run = 512;  // no kernel reads more keys at once
-
-  bool shares_list() const { return indices_.extent(1) == 1; }
-
-  /// Writes the addresses of `count` keys and values from entry `first` on.
-  void find_rows(index_t b, index_t h, index_t first, index_t count, detail::RowLists to) const {
-    if (count == 0) return;
-    const Index* const entries = &indices_(b, shares_list() ? 0 : h, first);
-    const K* const k = k_.data_handle() + h * k_.stride(1);
-    const V* const v = v_.data_handle() + h * v_.stride(1);
-    const index_t step = indices_.stride(2), k_stride = k_.stride(0), v_stride = v_.stride(0);
-    for (index_t i = 0; i < count; ++i) {
-      const auto token = static_cast<index_t>(entries[i * step]);
-      to.k[i] = reinterpret_cast<const std::byte*>(k + token * k_stride);
-      to.v[i] = reinterpret_cast<const std::byte*>(v + token * v_stride);
-    }
-  }
-  detail::HeadDistance head_distance() const {
-    return {shares_list(), detail::bytes_of<K>(k_.stride(1)), detail::bytes_of<V>(v_.stride(1))};
-  }
-
-  /// Returns the factor of a row. A view that is not given has no factors: null.
-  static const float* scale_of(const View<const float, 2>& scales, index_t token, index_t h) {
-    return scales.data_handle() + token * scales.stride(0) + h * scales.stride(1);
-  }
-
-  void check_sequence(index_t b) const {
-    const index_t n = length(b);
-    if (n < 0) detail::fail_value("IndexedKeys", "lengths", "has entry", n, "must be at least", 0);
-    if (n > indices_.extent(2)) {
-      detail::fail_value("IndexedKeys", "lengths", "has entry", n, "must be at most the entries of a list",
-                         indices_.extent(2));
-    }
-    for (index_t list = 0; list < indices_.extent(1); ++list) {
-      for (index_t i = 0; i < n; ++i) {
-        const auto token = static_cast<index_t>(indices_(b, list, i));
-        if (token < 0 || token >= k_.extent(0)) {
-          detail::fail_value("IndexedKeys", "indices", "has entry", token,
-                             "must be at least 0 and below the tokens of k", k_.extent(0));
-        }
-      }
-    }
-  }
-
-  View<const K, 3> k_;
-  View<const V, 3> v_;
-  KeyScales<2> scales_;
-  View<const Index, 3> indices_;
-  std::span<const Length> lengths_;
-};
-
-template <class K, class V, class Index, class Lengths>
-IndexedKeys(const View<K, 3>&, const View<V, 3>&, const View<Index, 3>&, const Lengths&,
-            const KeyScales<2>& = {})
-    -> IndexedKeys<std::remove_const_t<K>, std::remove_const_t<V>, std::remove_const_t<Index>,
-                   shared::ElementOf<const Lengths>>;
 
 SSMAX_END
 /// @}

@@ -170,14 +170,15 @@ class Contents {
     };
     add_pages("PagedKeys with common pages", common_);
     add_pages("PagedKeys with missing pages", missing_);
-    const index_t places = pages_of_all_ * c.page;
-    const std::array<index_t, 2> extents{places, kv};
-    result.emplace_back(
-        "IndexedKeys",
-        ssmax::IndexedKeys(View<const K, 3>(k_.data(), {places, kv, k_width}),
-                           View<const V, 3>(v_.data(), {places, kv, v_width}),
-                           View<const int, 3>(indices_.data(), {batch, 1, entries_ * c.page}), lengths_,
-                           {.k = scales(k_scales_, extents), .v = scales(v_scales_, extents)}));
+    // Each kv head has a list of tokens of its own.
+    const index_t places = pages_of_all_ * c.page, most = entries_ * c.page;
+    const std::array<index_t, 3> extents{places, 1, kv};
+    const View<const int, 3> lists(indices_.data(), {batch, kv, most}, {most, 0, 1});
+    result.emplace_back("PagedKeys of single keys",
+                        ssmax::PagedKeys(View<const K, 4>(k_.data(), {places, 1, kv, k_width}),
+                                         View<const V, 4>(v_.data(), {places, 1, kv, v_width}),
+                                         ssmax::PageTable<int>(lists, lengths_),
+                                         {.k = scales(k_scales_, extents), .v = scales(v_scales_, extents)}));
     return result;
   }
 

@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from history import HISTORY
+from history import past_defects
 
 # Each stage: the preset that configures it, and the preset of build and test. The first stage is the README's command. The
 # last one is long.
@@ -48,7 +48,7 @@ SYNONYMS = {"bf16": "bfloat16", "pairs": "bfloat16", "matrix": "bfloat16 mask", 
 # Test files and test spec of the coverage build.
 COVERAGE = ("arguments|attention|attention_(backward|bfloat16|errors|hidden|masks|merge|nan|scores|short|sinks|source|state)|"
             "attention_backward_(bfloat16|bias|errors|masks|scores|short|special)|cross_entropy|decode|decode_(bfloat16|ring)|"
-            "eight_bit|entmax|errors|execution|golden.*|indexed_keys|kv_cache|log.*|mask.*|online_softmax|paged_k.*|plan|q8_0|"
+            "eight_bit|entmax|errors|execution|golden.*|token_lists|kv_cache|log.*|mask.*|online_softmax|paged_k.*|plan|q8_0|"
             "ragged_rows|rope|rope_scaling|scaling.*|score|sequence_lengths|shared_keys|short_row_gradients|softmax_.*|"
             "special_values_nan|tree_mask|view", "~[exhaustive]~[slow]")
 
@@ -186,14 +186,6 @@ def draw(executed, seed, count, verdicts):
     return result
 
 
-def mutants_of_history():
-    for file, before, after, commit in HISTORY:
-        text = (HEADERS / file).read_text()
-        if text.count(before) != 1:
-            sys.exit(f"history.py: {before!r} is {text.count(before)} times in {file}, must be there once")
-        yield Mutant(file, text.index(before), before, after, f"fixed by {commit}")
-
-
 # ---- Stages. -----------------------------------------------------------------------------------------------
 
 
@@ -307,7 +299,8 @@ def main():
     while True:
         lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
         verdicts = {line.split("\t")[0]: line.split("\t")[3] for line in lines}
-        history = list(mutants_of_history())
+        history = [Mutant(file, offset, before, after, f"fixed by {commit}")
+                   for file, offset, before, after, commit in past_defects(HEADERS)]
         mutants = list(enumerate(draw(executed, options.seed, options.count - len(history), verdicts) + history, 1))
         chosen = [(i, m) for i, m in mutants if not options.only or i in options.only]
         for i, m in chosen if options.list else ():

@@ -360,7 +360,6 @@ Call pool_of_user(const std::shared_ptr<Problem<T>>& p, const Case& c) {
     std::vector<float> scales;
     std::vector<int> order;
     std::optional<PagedKeys<K, K, int, index_t>> pages;
-    std::optional<IndexedKeys<K, K, int, index_t>> tokens;
   };
   const auto pool = std::make_shared<Pool>();
   const index_t page = c.kind == "pages" ? c.page : 1, entries = (c.keys - 1) / page + 1,
@@ -371,22 +370,14 @@ Call pool_of_user(const std::shared_ptr<Problem<T>>& p, const Case& c) {
   pool->scales.resize(static_cast<std::size_t>(rows));
   fill(c, pool->k, 2), fill(c, pool->v, 3), fill(c, pool->scales, 4);
   for (index_t i = 0; i < batch * entries; ++i) pool->order.push_back(static_cast<int>(5 * i % count));
-  if (c.kind == "pages") {
-    const View<const float, 3> scales(pool->scales.data(), {count, page, c.kv_heads});
-    const KeyScales<3> factors = sizeof(K) == 1 ? KeyScales<3>{scales, scales} : KeyScales<3>{};
-    pool->pages.emplace(
-        View<const K, 4>(pool->k.data(), {count, page, c.kv_heads, c.d}),
-        View<const K, 4>(pool->v.data(), {count, page, c.kv_heads, c.dv}),
-        PageTable<int, index_t>(View<const int, 2>(pool->order.data(), {batch, entries}), p->c.keys_of),
-        factors);
-    return decoded<T>(p, pool, *pool->pages);
-  }
-  const View<const float, 2> scales(pool->scales.data(), {count, c.kv_heads});
-  const KeyScales<2> factors = sizeof(K) == 1 ? KeyScales<2>{scales, scales} : KeyScales<2>{};
-  pool->tokens.emplace(View<const K, 3>(pool->k.data(), {count, c.kv_heads, c.d}),
-                       View<const K, 3>(pool->v.data(), {count, c.kv_heads, c.dv}),
-                       View<const int, 3>(pool->order.data(), {batch, 1, entries}), p->c.keys_of, factors);
-  return decoded<T>(p, pool, *pool->tokens);
+  const View<const float, 3> scales(pool->scales.data(), {count, page, c.kv_heads});
+  const KeyScales factors = sizeof(K) == 1 ? KeyScales{scales, scales} : KeyScales{};
+  pool->pages.emplace(
+      View<const K, 4>(pool->k.data(), {count, page, c.kv_heads, c.d}),
+      View<const K, 4>(pool->v.data(), {count, page, c.kv_heads, c.dv}),
+      PageTable<int, index_t>(View<const int, 2>(pool->order.data(), {batch, entries}), p->c.keys_of),
+      factors);
+  return decoded<T>(p, pool, *pool->pages);
 }
 
 // The functions of rows, over logits [batch, heads, queries, keys] of type X with results of type Y.

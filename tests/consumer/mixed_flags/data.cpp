@@ -33,8 +33,8 @@ void use_data() {
   use(view), use(half(1)), use(bfloat16(1)), use(Int8(1)), use(Fp8E4M3(1)), use(Fp8E5M2(1)), use(Q8_0{}),
       use(KeyRange{}), use(QueryShape{}), use(Query{}), use(Key{});
   use(Row{}), use(PlacedRow{}), use(KeySourceShape{}), use(KvCacheOptions{}), use(PagedKvCacheOptions{}),
-      use(KeyScales<3>{}), use(ChannelScales{});
-  use(KeyScales<3>::per_tensor(view, numbers.data(), view, nullptr));
+      use(KeyScales{}), use(ChannelScales{});
+  use(KeyScales::per_tensor(view, numbers.data(), view, nullptr));
   use(RopeScaling{}), use(RopeOptions{}), use(CrossEntropyOptions{}), use(CrossEntropy{}), use(Serial{});
   use(AttentionState<float>{rows, rows, view}), use(KeyRun<float>{}), use(Lanes<float>(numbers.data(), 1)),
       use(PlacedLanes<float>(Lanes<float>(numbers.data(), 1), numbers.data(), 0, nullptr, 0)),

@@ -40,8 +40,7 @@ template <class A>
 Problem<A> problem_over_source(const AttentionOverRanks<A>& call, const ChunkOfKeys<A>& none) {
   Problem<A> problem = make_problem<A>(call.function, call.a.q, none.refer(), call.a);
   problem.in_cache = true;
-  ViewKeys<A> no_views{};
-  complete_problem(problem, no_views, facts_of(call.a), call.variant);
+  complete_source(problem, facts_of(call.a), call.variant);
   return problem;
 }
 

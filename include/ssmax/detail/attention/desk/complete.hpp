@@ -6,17 +6,19 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Completes the problem of a checked call: its positions, its keys in views, and how its keys are rotated. Keys of a
-/// source were rotated when they were stored. Exception: with `rotate_source_keys`, the call rotates them.
+/// Completes the problem of a checked call over a source. Its keys were rotated when they were stored. Exception: with
+/// `rotate_source_keys`, the call rotates them.
 template <class A>
-void complete_problem(Problem<A>& problem, ViewKeys<A>& views, const CallFacts& facts,
-                      const Variant<A>& variant) {
+void complete_source(Problem<A>& problem, const CallFacts& facts, const Variant<A>& variant) {
   problem.q.make_addressable();
-  if (problem.in_cache) {
-    if (problem.has_rope() && !facts.rotate_source_keys)
-      problem.rotation = variant.rotated_to_positions ? Rotation::stored_by_mask : Rotation::stored;
-    return;
-  }
+  if (problem.has_rope() && !facts.rotate_source_keys)
+    problem.rotation = variant.rotated_to_positions ? Rotation::stored_by_mask : Rotation::stored;
+}
+
+/// Completes the problem of a checked call over views: its keys and its positions.
+template <class A>
+void complete_views(Problem<A>& problem, ViewKeys<A>& views, const CallFacts& facts) {
+  problem.q.make_addressable();
   views.k.make_addressable();
   views.v.make_addressable();
   views.keys = facts.all_keys == 0 ? facts.first_key + views.k.extent(2) : facts.all_keys;
@@ -46,11 +48,13 @@ void complete_result(Result<A>& result, bool continues) {
 /// Makes the rows of a checked backward pass addressable, as those of its heads.
 template <class A>
 void complete_rows(BackwardProblem<A>& problem) {
-  for (Rows* rows : {static_cast<Rows*>(&problem.out), static_cast<Rows*>(&problem.dout),
-                     static_cast<Rows*>(&problem.dq)}) {
-    rows->make_addressable();
-    rows->set_first_head(problem.forward.first_head());
-  }
+  const auto complete_rows_of_heads = [&](auto& rows) {
+    rows.make_addressable();
+    rows.set_first_head(problem.forward.first_head());
+  };
+  complete_rows_of_heads(problem.out);
+  complete_rows_of_heads(problem.dout);
+  complete_rows_of_heads(problem.dq);
   problem.dk.make_addressable();
   problem.dv.make_addressable();
 }
@@ -58,12 +62,16 @@ void complete_rows(BackwardProblem<A>& problem) {
 /// Completes a checked call.
 template <class A>
 void complete(ForwardCall<A>& call, const Variant<A>& variant) {
-  complete_problem(call.problem, call.views, call.facts, variant);
+  if (call.problem.in_cache) {
+    complete_source(call.problem, call.facts, variant);
+  } else {
+    complete_views(call.problem, call.views, call.facts);
+  }
   complete_result(call.result, call.facts.continues);
 }
 template <class A>
-void complete(BackwardCall<A>& call, const GradientVariant<A>& variant) {
-  complete_problem<A>(call.problem.forward, call.views, call.facts, variant);
+void complete(BackwardCall<A>& call) {
+  complete_views(call.problem.forward, call.views, call.facts);
   complete_rows(call.problem);
 }
 

@@ -22,7 +22,7 @@ template <class Compute>
 void open_call(shared::BackwardCall<Compute>& call, const shared::GradientVariant<Compute>& variant) {
   const char* const function = call.problem.forward.caller.function;
   detail::check_arguments(function, call);
-  detail::complete(call, variant);
+  detail::complete(call);
   detail::check_policies<Compute>(function, call.problem.forward, variant);
 }
 

@@ -125,7 +125,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     const QueryRow& row = memory_.rows[0];
     const KeyRange keys = row.keys;
     const index_t first = keys.begin % key_chunk, count = keys.size();
-    if (count > listed_ahead || first + count > key_chunk) return false;
+    if (count == 0 || count > listed_ahead || first + count > key_chunk) return false;
     if (const double c = multipliers_.of_softmax(row); c != scale_.c) {
       const Multiplier<Compute> multiplier(c);
       if (!multiplier.is_plain()) return false;

@@ -202,6 +202,7 @@ class AnyKeys {
   /// Writes the addresses of the keys and values of a range.
   SSMAX_INLINE void find_rows(index_t batch, index_t kv_head, KeyRange keys, const std::byte** k_rows,
                               const std::byte** v_rows) const {
+    if (keys.size() <= 0) return;
     if (find_rows_ != nullptr) return find_rows_(source_, batch, kv_head, keys, k_rows, v_rows);
     while (keys.begin < keys.end) {
       const AnyKeyRun run = run_(source_, batch, kv_head, keys.begin);

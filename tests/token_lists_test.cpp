@@ -1,5 +1,5 @@
-// IndexedKeys: attention over the keys of lists is attention over a cache of the same keys. Tokens of the pool that no
-// list names hold NaN.
+// Pages of one key: attention over lists of tokens, one list per sequence or per kv head, is attention over a cache of the
+// same keys. Tokens of the pool that no list names hold NaN.
 
 #include <numeric>
 #include <random>
@@ -8,9 +8,9 @@
 #include "refusal.hpp"
 #include "test.hpp"
 
-namespace decode_problem::indexed_keys_test {
+namespace decode_problem::token_lists_test {
 
-using ssmax::IndexedKeys;
+using ssmax::PagedKeys, ssmax::PageTable;
 
 /// The keys of a cache at random tokens of a pool, `run` neighbours at a time.
 template <class X, class Index>
@@ -55,9 +55,9 @@ struct Pool {
   }
 
   auto keys() const {
-    return IndexedKeys(
-        View<const X, 3>(k.data(), {tokens, heads, d}), View<const X, 3>(v.data(), {tokens, heads, dv}),
-        View<const Index, 3>(indices.data(), {std::ssize(lengths), lists, most}), std::span(lengths));
+    const View<const Index, 3> table(indices.data(), {std::ssize(lengths), lists, most});
+    return PagedKeys(View<const X, 4>(k.data(), {tokens, 1, heads, d}),
+                     View<const X, 4>(v.data(), {tokens, 1, heads, dv}), PageTable(table, lengths));
   }
 };
 
@@ -74,7 +74,7 @@ void compare(index_t lists, index_t run, index_t queries, index_t width = 24) {
   });
 }
 
-TEST_CASE("attention over keys by index is attention over a cache", "[decode][indexed_keys][bfloat16]") {
+TEST_CASE("attention over keys of token lists is attention over a cache", "[decode][token_lists][bfloat16]") {
   SECTION("float, int32") {
     for (const index_t run : {1, 5, 64}) compare<float, std::int32_t>(1, run, 1);
     compare<float, std::int32_t>(2, 1, 1, 80);
@@ -130,7 +130,7 @@ void compare_short_lists(index_t d, index_t dv, bool is_special) {
   });
 }
 
-TEST_CASE("one query over a short list of keys", "[decode][indexed_keys]") {
+TEST_CASE("one query over a short list of keys", "[decode][token_lists]") {
   for (const bool is_special : {false, true}) {
     for (const index_t width : {1, 7, 16, 32, 64}) compare_short_lists<float>(width, width, is_special);
     compare_short_lists<float>(16, 24, is_special);
@@ -139,8 +139,7 @@ TEST_CASE("one query over a short list of keys", "[decode][indexed_keys]") {
   }
 }
 
-TEST_CASE("the kernel of the weights of a short list refuses what it cannot weigh",
-          "[decode][indexed_keys]") {
+TEST_CASE("the kernel of the weights of a short list refuses what it cannot weigh", "[decode][token_lists]") {
   using Kernels = ssmax::shared::ListedDecodeKernels<float, float>;
   for_each_target_of<float>([&](const std::string& target) {
     INFO(target);
@@ -167,7 +166,7 @@ bool weigh_and_count(const float* q, const ssmax::shared::ListedRows<void>& k,
   return ssmax::detail::listed_weights<float, float>(q, k, scale, s, shift, sum);
 }
 
-TEST_CASE("one kernel weighs each list of at most 64 keys", "[decode][indexed_keys]") {
+TEST_CASE("one kernel weighs each list of at most 64 keys", "[decode][token_lists]") {
   const Data<float> data({2, 2, 1, 16, 16, {12, 64, 65}});
   const KvCache<float> cache = filled<float>(data);
   const Pool<float, int> pool(cache, 1, 1, 3);
@@ -208,22 +207,22 @@ void compare_rotated(index_t queries, bool in_call) {
   });
 }
 
-TEST_CASE("keys by index that are rotated while they are read", "[decode][indexed_keys][bfloat16]") {
+TEST_CASE("keys of token lists that are rotated while they are read", "[decode][token_lists][bfloat16]") {
   compare_rotated<float>(1, true);
   compare_rotated<float>(9, true);
   compare_rotated<bfloat16>(3, true);
 }
 
-TEST_CASE("keys by index that were rotated before", "[decode][indexed_keys][bfloat16]") {
+TEST_CASE("keys of token lists that were rotated before", "[decode][token_lists][bfloat16]") {
   compare_rotated<float>(9, false);
   compare_rotated<bfloat16>(3, false);
 }
 
-TEST_CASE("indices that follow one another are one run, and indices may repeat", "[indexed_keys]") {
+TEST_CASE("indices that follow one another are one run, and indices may repeat", "[token_lists]") {
   const std::vector<float> memory(100 * 2 * 4);
   const std::vector<int> indices{5, 6, 7, 7, 8, 3}, lengths{6};
-  const View<const float, 3> rows(memory.data(), {100, 2, 4});
-  const IndexedKeys keys(rows, rows, View<const int, 3>(indices.data(), {1, 1, 6}), lengths);
+  const View<const float, 4> rows(memory.data(), {100, 1, 2, 4});
+  const PagedKeys keys(rows, rows, PageTable(View<const int, 2>(indices.data(), {1, 6}), lengths));
   CHECK(keys.run(0, 1, 0).count == 3);
   CHECK(keys.run(0, 1, 3).count == 2);
   CHECK(keys.run(0, 1, 5).count == 1);
@@ -231,59 +230,37 @@ TEST_CASE("indices that follow one another are one run, and indices may repeat",
   CHECK(keys.run(0, 1, 3).k_stride == 8);
 }
 
-TEST_CASE("indices with any strides", "[indexed_keys]") {
+TEST_CASE("indices with any strides", "[token_lists]") {
   const std::vector<float> memory(100 * 2 * 4);
   const std::vector<int> indices{5, 0, 6, 0, 7, 0, 9, 0}, lengths{4};
-  const View<const float, 3> rows(memory.data(), {100, 2, 4});
-  const IndexedKeys forward(rows, rows, View<const int, 3>(indices.data(), {1, 1, 4}, {8, 8, 2}), lengths);
+  const View<const float, 4> rows(memory.data(), {100, 1, 2, 4});
+  const PagedKeys forward(rows, rows,
+                          PageTable(View<const int, 3>(indices.data(), {1, 1, 4}, {8, 8, 2}), lengths));
   CHECK(forward.run(0, 1, 0).count == 3);
   CHECK(forward.run(0, 1, 3).k == memory.data() + (9 * 2 + 1) * 4);
-  const IndexedKeys backward(rows, rows, View<const int, 3>(indices.data() + 6, {1, 1, 4}, {8, 8, -2}),
-                             lengths);
+  const PagedKeys backward(rows, rows,
+                           PageTable(View<const int, 2>(indices.data() + 6, {1, 4}, {8, -2}), lengths));
   CHECK(backward.run(0, 0, 0).k == memory.data() + 9 * 2 * 4);
   CHECK(backward.run(0, 0, 3).k == memory.data() + 5 * 2 * 4);
 }
 
-TEST_CASE("wrong indices are refused", "[indexed_keys][errors]") {
+TEST_CASE("wrong tables of kv heads are refused", "[token_lists][errors]") {
   const std::vector<float> memory(400);
-  std::vector<int> indices{0, 1, 2, 3}, lengths{2, 2};
-  View<const float, 3> k(memory.data(), {10, 2, 8}), v = k;
-  View<const int, 3> lists(indices.data(), {2, 1, 2});
-  const auto refused = [&](std::initializer_list<std::string_view> parts) {
-    check_refused(parts, [&] { IndexedKeys keys(k, v, lists, lengths); });
-  };
-  v = {memory.data(), {10, 1, 8}};
-  refused({"ssmax::IndexedKeys: v has extent 1 in dimension 1, k has 2"});
-  v = {nullptr, {10, 2, 8}};
-  refused({"ssmax::IndexedKeys: v is null"});
-  v = k;
-  indices[3] = 10;
-  refused({"ssmax::IndexedKeys: indices has entry 10", "tokens of k 10"});
-  indices[3] = -1;
-  refused({"ssmax::IndexedKeys: indices has entry -1"});
+  std::vector<int> indices{0, 1, 2, 3, 4, 5, 6, 7}, lengths{2, 2};
+  const View<const float, 4> k(memory.data(), {10, 1, 2, 8});
+  View<const int, 3> table(indices.data(), {2, 2, 2});
+  const auto make = [&] { PagedKeys keys(k, k, PageTable(table, lengths)); };
+  indices[7] = 10;
+  check_refused({"ssmax::PagedKeys: table has entry 10, must be below the pages of k 10"}, make);
+  indices[7] = -1;
+  check_refused({"ssmax::PagedKeys: table has pages of each kv head and entry -1, must be at least 0"}, make);
   lengths = {2, 1};
-  CHECK(refusal([&] { IndexedKeys keys(k, v, lists, lengths); }) == "(nothing was thrown)");
+  CHECK(refusal(make) == "(nothing was thrown)");
   lengths = {3, 0};
-  refused({"ssmax::IndexedKeys: lengths has entry 3", "2"});
-  lengths = {-1, 0};
-  refused({"ssmax::IndexedKeys: lengths has entry -1"});
-  lengths = {1};
-  refused({"ssmax::IndexedKeys: lengths has size 1", "2"});
-  lengths = {1, 1};
-  k = v = {memory.data(), {10, 3, 8}};
-  lists = {indices.data(), {2, 2, 1}};
-  refused({"ssmax::IndexedKeys: indices has lists 2", "3"});
+  check_refused({"ssmax::PagedKeys: lengths needs pages 3, the table has entries 2"}, make);
+  lengths = {2, 1};
+  table = {indices.data(), {2, 3, 1}};
+  check_refused({"ssmax::PagedKeys: table has kv heads 3, must be 1 or the kv heads of k 2"}, make);
 }
 
-TEST_CASE("results that overlap the pool are refused", "[indexed_keys][errors]") {
-  std::vector<float> memory(10 * 8), q(8);
-  const std::vector<int> indices{4, 2}, lengths{2};
-  const View<const float, 3> k(memory.data(), {10, 1, 8});
-  const IndexedKeys keys(k, k, View<const int, 3>(indices.data(), {1, 1, 2}), lengths);
-  check_refused({"ssmax::attention: out", "overlaps"}, [&] {
-    ssmax::attention({.q = {q.data(), {1, 1, 1, 8}}, .keys = keys, .out = {memory.data() + 8, {1, 1, 1, 8}}},
-                     ssmax::Causal{});
-  });
-}
-
-}  // namespace decode_problem::indexed_keys_test
+}  // namespace decode_problem::token_lists_test
