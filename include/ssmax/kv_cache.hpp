@@ -109,6 +109,16 @@ class KvCache {
               Integers offsets = {}) requires(detail::StoredRows<K, V>::accepts_storage) {
     append_from(k, v, rope, counts, offsets);
   }
+  /// Appends rows that are quantized: k [batch, kv_heads, new, elements of a key] and v. The rows are copied. A type of
+  /// 8 bits has factors, `k_scales` and `v_scales` [batch, kv_heads, new], with any strides. Other types have none. Keys
+  /// must be rotated before they are quantized. Throws std::invalid_argument as the functions above do.
+  void append(View<const K, 4> k, View<const V, 4> v, const View<const float, 3>& k_scales = {},
+              const View<const float, 3>& v_scales = {},
+              Integers counts = {}) requires(detail::StoredRows<K, V>::accepts_quantized) {
+    detail::check_scales("KvCache::append", "k_scales", k_scales, "k", k);
+    detail::check_scales("KvCache::append", "v_scales", v_scales, "v", v);
+    append_from(k, v, nullptr, counts, {}, k_scales, v_scales);
+  }
 
   /// Sets the length of every sequence to 0.
   void clear() { std::fill(lengths_.begin(), lengths_.end(), index_t{0}); }
@@ -219,12 +229,13 @@ class KvCache {
     };
     same(0, options_.batch, "has batch");
     same(1, options_.kv_heads, "has heads");
-    same(3, width, "has channels");
+    same(3, width / detail::group_of<U>, "has channels");
   }
 
   template <class NewKey, class NewValue>
   void append_from(const View<const NewKey, 4>& k, const View<const NewValue, 4>& v,
-                   const Rope<Compute>* rope, Integers counts, Integers offsets) {
+                   const Rope<Compute>* rope, Integers counts, Integers offsets,
+                   const View<const float, 3>& k_scales = {}, const View<const float, 3>& v_scales = {}) {
     const char* function = "KvCache::append";
     check_new("k", k, options_.width);
     check_new("v", v, options_.value_width);
@@ -261,8 +272,11 @@ class KvCache {
       const auto store_keys = [&](index_t first, index_t last) {
         for (index_t key = first; key < last; ++key) {
           const index_t i = key - start, position = start + offset(b, i);
-          for (index_t h = 0; h < options_.kv_heads; ++h)
+          for (index_t h = 0; h < options_.kv_heads; ++h) {
             rows_.store(row_of(b, h, key), &k(b, h, i, 0), &v(b, h, i, 0), rope, position);
+            rows_.set_scales(row_of(b, h, key), detail::number_at(k_scales, b, h, i),
+                             detail::number_at(v_scales, b, h, i));
+          }
         }
       };
       // Skip positions that the ring overwrites within this call.

@@ -250,6 +250,16 @@ class PagedKvCache {
               Integers offsets = {}) requires(detail::StoredRows<K, V>::accepts_storage) {
     append_from(k, v, sequences, rope, offsets);
   }
+  /// Appends rows that are quantized: k [tokens, kv_heads, elements of a key] and v. The rows are copied. A type of 8
+  /// bits has factors, `k_scales` and `v_scales` [tokens, kv_heads], with any strides. Other types have none. Keys must
+  /// be rotated before they are quantized. Throws as the functions above do.
+  void append(
+      View<const K, 3> k, View<const V, 3> v, Integers sequences, const View<const float, 2>& k_scales = {},
+      const View<const float, 2>& v_scales = {}) requires(detail::StoredRows<K, V>::accepts_quantized) {
+    detail::check_scales("PagedKvCache::append", "k_scales", k_scales, "k", k);
+    detail::check_scales("PagedKvCache::append", "v_scales", v_scales, "v", v);
+    append_from(k, v, sequences, nullptr, {}, k_scales, v_scales);
+  }
 
   /// Returns a source of the keys of these sequences, one per batch entry. Cache and ids must outlive the source.
   /// Throws std::invalid_argument if an id has no sequence.
@@ -322,12 +332,13 @@ class PagedKvCache {
     };
     same(0, "has tokens", "sequences has", tokens);
     same(1, "has heads", "the cache's is", options_.kv_heads);
-    same(2, "has channels", "the cache's is", width);
+    same(2, "has channels", "the cache's is", width / detail::group_of<U>);
   }
 
   template <class NewKey, class NewValue>
   void append_from(const View<const NewKey, 3>& k, const View<const NewValue, 3>& v, Integers sequences,
-                   const Rope<Compute>* rope, Integers offsets) {
+                   const Rope<Compute>* rope, Integers offsets, const View<const float, 2>& k_scales = {},
+                   const View<const float, 2>& v_scales = {}) {
     const char* function = "PagedKvCache::append";
     const index_t tokens = std::ssize(sequences);
     check_new("k", k, options_.width, tokens);
@@ -371,8 +382,11 @@ class PagedKvCache {
       Sequence& s = sequence(sequences[t]);
       const index_t position = offsets.empty() ? s.length : s.start + offsets[t];
       prepare_page(s);
-      for (index_t h = 0; h < options_.kv_heads; ++h)
-        rows_.store(row_of(s.pages.back(), h, s.length), &k(token, h, 0), &v(token, h, 0), rope, position);
+      for (index_t h = 0; h < options_.kv_heads; ++h) {
+        const index_t row = row_of(s.pages.back(), h, s.length);
+        rows_.store(row, &k(token, h, 0), &v(token, h, 0), rope, position);
+        rows_.set_scales(row, detail::number_at(k_scales, token, h), detail::number_at(v_scales, token, h));
+      }
       ++s.length;
     }
     undone.cache = nullptr;

@@ -19,18 +19,19 @@ void check_group(const char* function, const char* name, const char* what, index
 
 /// Throws unless `scales` has a factor for each row of `rows`. Exception: if X has no factors, throws if `scales` is
 /// given. Exception: without rows, or with factors per channel, `scales` may be left out.
-template <class X>
-void check_scales(const char* source, const char* name, const View<const float, 3>& scales,
-                  const char* rows_name, const View<const X, 4>& rows,
-                  [[maybe_unused]] const View<const float, 3>& channel_scales) {
+template <class X, int Rank>
+void check_scales(const char* source, const char* name, const View<const float, Rank>& scales,
+                  const char* rows_name, const View<const X, Rank + 1>& rows,
+                  [[maybe_unused]] const View<const float, 3>& channel_scales = {}) {
   if constexpr (ScaledStorage<X>) {
     if (!is_given(scales)) {
       if (rows.empty() || is_given(channel_scales)) return;
-      const index_t count = rows.extent(0) * rows.extent(1) * rows.extent(2);
-      fail_value(source, name, "has size", 0, "the storage type needs a factor per row of the pool:", count);
+      index_t count = 1;
+      for (int i = 0; i < Rank; ++i) count *= rows.extent(i);
+      fail_value(source, name, "has size", 0, "the storage type needs a factor per row:", count);
     }
     check_extents(source, name, scales);
-    for (int i = 0; i < 3; ++i) check_extent(source, name, scales, i, rows_name, rows, i);
+    for (int i = 0; i < Rank; ++i) check_extent(source, name, scales, i, rows_name, rows, i);
     if (scales.empty()) return;
     check_reach(source, name, scales);
     if (scales.data_handle() == nullptr)

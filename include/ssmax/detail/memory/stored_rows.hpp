@@ -47,6 +47,12 @@ void check_offset(const char* function, const Rope<T>& rope, index_t length, ind
   rope.check(function, "k", length + offset, 1, width);
 }
 
+/// Returns the address of a number of a view, or null if the view is left out.
+template <int Rank, class... Index>
+const float* number_at(const View<const float, Rank>& view, Index... at) {
+  return view.data_handle() == nullptr ? nullptr : &view(at...);
+}
+
 /// Rows of keys, stored as K, and of values, stored as V. A storage type with `scale` has one float per row. Widths
 /// count channels.
 template <class K, class V>
@@ -58,6 +64,10 @@ class StoredRows {
   static constexpr bool accepts_storage =
       !(std::same_as<K, Compute> && std::same_as<V, Compute>)&&!ScaledStorage<K> && !ScaledStorage<V> &&
       group_of<K> == 1 && group_of<V> == 1;
+
+  /// True if a cache also accepts rows that are quantized.
+  static constexpr bool accepts_quantized =
+      ScaledStorage<K> || ScaledStorage<V> || group_of<K> != 1 || group_of<V> != 1;
 
   StoredRows(index_t rows, index_t width, index_t value_width)
       : width_(width),
@@ -79,6 +89,12 @@ class StoredRows {
       store_row(static_cast<const Compute*>(scratch_.data()), width_, k_, k_scales_, row);
     }
     store_row(v, value_width_, v_, v_scales_, row);
+  }
+
+  /// Sets the factors of a key and of its value. A type without factors has a null pointer.
+  void set_scales(index_t row, const float* k_scale, const float* v_scale) {
+    if (k_scale != nullptr) k_scales_[static_cast<std::size_t>(row)] = *k_scale;
+    if (v_scale != nullptr) v_scales_[static_cast<std::size_t>(row)] = *v_scale;
   }
 
   /// Copies `count` stored keys and values to other rows, or to the same.
@@ -118,7 +134,7 @@ class StoredRows {
                  index_t row) {
     X* out = rows.data() + row * elements<X>(n);
     if constexpr (std::same_as<U, X>) {
-      std::copy_n(in, n, out);
+      std::copy_n(in, elements<X>(n), out);
     } else if constexpr (ScaledStorage<X>) {
       const float scale = StorageTraits<X>::scale(in, n);
       scales[static_cast<std::size_t>(row)] = scale;
