@@ -58,6 +58,14 @@ Rope<float> phi_3(std::span<const double> factors, index_t positions) {
           positions};
 }
 
+// Qwen2.5-VL: "mrope_section": [16, 24, 24]. `positions` is [3, tokens]: the time, row and column of each token.
+Rope<float> qwen_2_5_vl(View<const index_t, 2> positions) {
+  std::vector<index_t> axes(64, 2);
+  std::fill_n(axes.begin(), 16, 0);
+  std::fill_n(axes.begin() + 16, 24, 1);
+  return {{.width = 128, .theta = 1e6}, positions, axes};
+}
+
 /// Compares m·cos ω and m·sin ω of a pair of half-split channels.
 void compare(examples::Check& check, const std::string& model, const Rope<float>& rope, index_t pair,
              double omega, double m) {
@@ -81,6 +89,10 @@ int main() {
   compare(check, "Gemma 4, a pair that is not rotated", gemma_4(2), 64, 0, 1);
   const std::vector<double> factors(48, 2.0);
   compare(check, "Phi-3", phi_3(factors, 2), 1, std::pow(10'000, -2.0 / 96) / 2, 1.190238071);
+
+  const std::vector<index_t> positions{0, 9, 0, 1, 0, 8};  // of two tokens; the column of the second is 8
+  compare(check, "Qwen2.5-VL", qwen_2_5_vl(View<const index_t, 2>(positions.data(), {3, 2})), 40,
+          8 * std::pow(1e6, -80.0 / 128), 1);
 
   // The last pair of DeepSeek V3 is divided by 40. Channels before 512 stay unchanged.
   std::vector<float> row(576, 1.0f);

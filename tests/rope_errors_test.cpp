@@ -59,6 +59,22 @@ TEST_CASE("frequencies that do not fit the options are refused", "[rope]") {
   refused({.width = 3}, {1}, {"width", "3"});
 }
 
+TEST_CASE("axes that do not fit the positions are refused", "[rope]") {
+  const std::vector<index_t> values(12);
+  const auto refused = [&](const RopeOptions& options, index_t tokens, index_t stride,
+                           const std::vector<index_t>& axes, std::initializer_list<std::string_view> words) {
+    check_refused(words, [&] {
+      Rope<float>(options, View<const index_t, 2>(values.data(), {2, tokens}, {6, stride}), axes);
+    });
+  };
+  refused({.width = 6}, 3, 1, {0, 1}, {"axes", "2", "3"});
+  refused({.width = 6}, 3, 1, {0, 1, 2}, {"axes", "2", "positions"});
+  refused({.width = 6}, 3, 1, {0, -1, 1}, {"axes", "-1", "0"});
+  refused({.width = 6}, 0, 1, {0, 1, 1}, {"positions", "0", "1"});
+  refused({.width = 6}, 3, 2, {0, 1, 1}, {"positions", "stride", "2"});
+  refused({.width = 5}, 3, 1, {0, 1}, {"width", "5"});
+}
+
 TEST_CASE("calls outside of the tables or with views that do not fit throw before the first write",
           "[rope]") {
   constexpr float sentinel = -1234;

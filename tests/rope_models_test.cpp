@@ -23,10 +23,23 @@ struct Model {
   std::vector<double> frequencies;  // empty: from the options
   std::vector<Real> omega;          // [pair]
   Real factor;                      // of cos and sin
+  std::vector<index_t> axes{};      // [pair], or empty: the position of a token is its index
 
   template <class T>
-  Rope<T> rope(index_t positions) const {
-    return frequencies.empty() ? Rope<T>(options, positions) : Rope<T>(options, frequencies, positions);
+  Rope<T> rope(index_t tokens) const {
+    if (!frequencies.empty()) return Rope<T>(options, frequencies, tokens);
+    if (axes.empty()) return Rope<T>(options, tokens);
+    std::vector<index_t> positions;
+    for (const index_t axis : {0, 1, 2}) {
+      for (index_t token = 0; token < tokens; ++token) positions.push_back(position(token, axis));
+    }
+    return Rope<T>(options, View<const index_t, 2>(positions.data(), {3, tokens}), axes);
+  }
+  /// Two tokens of text, then an image of rows of three patches: time, row and column.
+  static index_t position(index_t token, index_t axis) {
+    const index_t patch = token - 2;
+    return patch < 0 ? token
+                     : 2 + std::array{index_t{0}, patch / 3, patch % 3}[static_cast<std::size_t>(axis)];
   }
 };
 
@@ -116,6 +129,11 @@ std::vector<Model> models() {
                  map(reference::rope_frequencies(96, 10'000),
                      [](std::size_t i, Real omega) { return omega / Real(long_factor(i)); }),
                  std::sqrt(1 + std::log(32.0L) / std::log(4096.0L))});
+  std::vector<index_t> axes(64, 2);
+  std::fill_n(axes.begin(), 16, 0);
+  std::fill_n(axes.begin() + 16, 24, 1);
+  all.push_back(
+      {"Qwen2.5-VL", 128, {.width = 128, .theta = 1e6}, {}, reference::rope_frequencies(128, 1e6L), 1, axes});
   // A factor beside channels that are not rotated: pairs in the middle of a head, with others after them.
   all.push_back({"a part of the head, with a factor",
                  23,
@@ -128,7 +146,7 @@ std::vector<Model> models() {
 
 /// The rotation of a row by the formula, or with direction -1 its transpose.
 template <class T>
-std::vector<Real> rotated(const Model& model, const T* row, index_t position, int direction = 1) {
+std::vector<Real> rotated(const Model& model, const T* row, index_t token, int direction = 1) {
   std::vector<Real> out(row, row + model.channels);
   const RopeOptions& options = model.options;
   for (std::size_t i = 0; i < model.omega.size(); ++i) {
@@ -136,6 +154,7 @@ std::vector<Real> rotated(const Model& model, const T* row, index_t position, in
     a += static_cast<std::size_t>(options.first_channel);
     b += static_cast<std::size_t>(options.first_channel);
     if (model.omega[i] == 0) continue;
+    const index_t position = model.axes.empty() ? token : Model::position(token, model.axes[i]);
     const Real angle = static_cast<Real>(direction * position) * model.omega[i];
     const Real cosine = model.factor * std::cos(angle), sine = model.factor * std::sin(angle);
     out[a] = Real(row[a]) * cosine - Real(row[b]) * sine;

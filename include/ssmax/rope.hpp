@@ -17,6 +17,8 @@
 /// Gemma 4's global layers are a rope of width 512 whose ω are 0 from pair 64 on. Exception: an infinity or NaN in one
 /// channel of such a pair makes the other channel NaN.
 ///
+/// Another constructor takes positions on several axes (MRoPE): pair i of token t rotates by positions(axes[i], t)·ω_i.
+///
 /// A RopeScaling changes ω, so that a model runs beyond its trained length L. "Turns" means the number of full
 /// rotations of a pair within L positions:
 ///
@@ -186,6 +188,17 @@ inline void check_frequencies(const RopeOptions& options, std::span<const double
                   "frequencies replace theta and scaling, which must have their default values");
 }
 
+/// Throws unless each pair has an axis of `positions`.
+inline void check_axes(const RopeOptions& options, const View<const index_t, 2>& positions, Integers axes) {
+  check_view("Rope", "positions", positions);
+  check_equal("Rope", "axes", "has extent", std::ssize(axes), "pairs are", options.width / 2);
+  for (index_t axis : axes) {
+    check_at_least("Rope", "axes", axis, 0);
+    if (axis >= positions.extent(0))
+      fail_value("Rope", "axes", "has", axis, "positions has extent", positions.extent(0));
+  }
+}
+
 }  // namespace detail
 
 /// Returns YaRN's factor g(m) = 0.1·m·ln x + 1, or 1 for x <= 1, with x = `factor` and m = `mscale`. A model that
@@ -280,7 +293,7 @@ class Rope {
   /// if the memory is not available.
   Rope(const RopeOptions& options, index_t positions) : options_(options), positions_(positions) {
     detail::check_rope(options, positions);
-    fill(rope_frequencies(options));
+    fill(rope_frequencies(options), table_position());
   }
 
   /// Makes the tables with a frequency ω of your own for each of the width / 2 pairs. The rope copies the frequencies.
@@ -289,7 +302,19 @@ class Rope {
       : options_(options), positions_(positions), frequencies_(frequencies.begin(), frequencies.end()) {
     detail::check_rope(options, positions);
     detail::check_frequencies(options, frequencies_);
-    fill(frequencies_);
+    fill(frequencies_, table_position());
+  }
+
+  /// Makes the tables of tokens that have a position on each of several axes (MRoPE). `positions` is [axis, token], and
+  /// `axes` has an axis for each of the width / 2 pairs. Token t rotates pair i by the angle positions(axes[i], t)·ω_i.
+  /// For attention and caches, t + first_position is the position of the token. Over MPI, ranks do not compare
+  /// `positions` and `axes`. Throws like the first constructor, also if `axes` has another extent than width / 2 or if
+  /// an axis is missing in `positions`.
+  Rope(const RopeOptions& options, View<const index_t, 2> positions, Integers axes)
+      : options_(options), positions_(positions.extent(1)) {
+    detail::check_rope(options, positions_);
+    detail::check_axes(options, positions, axes);
+    fill(rope_frequencies(options), [&](index_t p, std::size_t i) { return positions(axes[i], p); });
   }
 
   /// Returns the options.
@@ -317,7 +342,13 @@ class Rope {
   }
 
  private:
-  void fill(std::span<const double> frequencies) {
+  auto table_position() const {
+    return [first = options_.first_position](index_t p, std::size_t) { return first + p; };
+  }
+
+  /// Row p of the tables has the angles position(p, i)·ω_i.
+  template <class Position>
+  void fill(std::span<const double> frequencies, const Position& position) {
     const index_t half = options_.width / 2;
     const bool interleaved = options_.pairing == Pairing::interleaved;
     pitch_ = interleaved ? options_.width : half;
@@ -325,8 +356,8 @@ class Rope {
     sine_.resize(cosine_.size());
     for (index_t p = 0; p < positions_; ++p) {
       for (index_t i = 0; i < half; ++i) {
-        const double omega = frequencies[static_cast<std::size_t>(i)];
-        const double angle = static_cast<double>(options_.first_position + p) * omega;
+        const auto pair = static_cast<std::size_t>(i);
+        const double omega = frequencies[pair], angle = static_cast<double>(position(p, pair)) * omega;
         const double factor = omega == 0 ? 1 : options_.attention_factor;
         const auto c = static_cast<T>(factor * std::cos(angle)), s = static_cast<T>(factor * std::sin(angle));
         const auto at = static_cast<std::size_t>(p * pitch_ + (interleaved ? 2 * i : i));
