@@ -31,6 +31,48 @@ TEST_CASE("options that make no rotation are refused", "[rope]") {
   refused({.width = 8, .scaling = RopeScaling::yarn(2, 4096, 32, 1)}, 4, {"low", "high"});
   refused({.width = 8, .scaling = RopeScaling::llama3(2, -1)}, 4, {"original_positions"});
   refused({.width = 8, .scaling = RopeScaling::llama3(2, 4096, 0, 4)}, 4, {"low", "high"});
+  refused({.width = 8, .scaling = RopeScaling::dynamic_ntk(2, 0, 4096)}, 4, {"factor"});
+  refused({.width = 8, .first_channel = -1}, 4, {"first_channel", "-1"});
+  refused({.width = 8, .first_channel = std::numeric_limits<index_t>::max()}, 4,
+          {"first_channel", "16777216"});
+  for (const double factor : {0.0, -1.0, inf, nan}) {
+    refused({.width = 8, .attention_factor = factor}, 4, {"attention_factor"});
+  }
+  check_refused({"width", "7"}, [] { rope_frequencies({.width = 7}); });
+  check_refused({"theta"}, [] { rope_frequencies({.width = 8, .theta = 1}); });
+}
+
+TEST_CASE("frequencies that do not fit the options are refused", "[rope]") {
+  const auto refused = [](const RopeOptions& options, const std::vector<double>& frequencies,
+                          std::initializer_list<std::string_view> words) {
+    check_refused(words, [&] { Rope<float>(options, frequencies, 4); });
+  };
+  refused({.width = 6}, {1, 2}, {"frequencies", "2", "3"});
+  refused({.width = 6}, {1, 2, 3, 4}, {"frequencies", "4", "3"});
+  refused({.width = 6}, {}, {"frequencies", "0", "3"});
+  for (const double omega :
+       {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity()}) {
+    refused({.width = 4}, {1, omega}, {"frequencies", "finite"});
+  }
+  refused({.width = 4, .theta = 1e6}, {1, 2}, {"frequencies", "theta"});
+  refused({.width = 4, .scaling = RopeScaling::linear(2)}, {1, 2}, {"frequencies", "scaling"});
+  refused({.width = 3}, {1}, {"width", "3"});
+}
+
+TEST_CASE("axes that do not fit the positions are refused", "[rope]") {
+  const std::vector<index_t> values(12);
+  const auto refused = [&](const RopeOptions& options, index_t tokens, index_t stride,
+                           const std::vector<index_t>& axes, std::initializer_list<std::string_view> words) {
+    check_refused(words, [&] {
+      Rope<float>(options, View<const index_t, 2>(values.data(), {2, tokens}, {6, stride}), axes);
+    });
+  };
+  refused({.width = 6}, 3, 1, {0, 1}, {"axes", "2", "3"});
+  refused({.width = 6}, 3, 1, {0, 1, 2}, {"axes", "2", "positions"});
+  refused({.width = 6}, 3, 1, {0, -1, 1}, {"axes", "-1", "0"});
+  refused({.width = 6}, 0, 1, {0, 1, 1}, {"positions", "0", "1"});
+  refused({.width = 6}, 3, 2, {0, 1, 1}, {"positions", "stride", "2"});
+  refused({.width = 5}, 3, 1, {0, 1}, {"width", "5"});
 }
 
 TEST_CASE("calls outside of the tables or with views that do not fit throw before the first write",
@@ -66,6 +108,9 @@ TEST_CASE("calls outside of the tables or with views that do not fit throw befor
   }
   SECTION("views") {
     refused({in.data(), {4, 7}}, {storage.data(), {4, 7}}, index_t{5}, {"channels", "7", "8"});
+    check_refused({"channels", "10", "11"}, [&] {
+      ssmax::rope<float>(x, y, Rope<float>({.width = 8, .first_position = 5, .first_channel = 3}, 10), 5);
+    });
     refused(x, {storage.data(), {4, 9}}, index_t{5}, {"out", "9", "10"});
     refused(x, {storage.data(), {5, 10}}, index_t{5}, {"out", "5", "4"});
     refused({nullptr, extents}, y, index_t{5}, {"in", "null"});

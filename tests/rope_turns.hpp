@@ -23,16 +23,17 @@ struct Turns {
   std::vector<T> cosine, sine;
 
   Turns(const Rope<T>& rope, index_t position) {
-    const index_t width = rope.width();
+    const index_t width = rope.width(), begin = rope.options().first_channel;
     const Pairing pairing = rope.options().pairing;
-    std::vector<T> row(static_cast<std::size_t>(width), T{0});
-    for (index_t i = 0; i < width / 2; ++i) row[channels_of(pairing, width, i)[0]] = T{1};
-    const View<T, 2> view(row.data(), {1, width});
+    std::vector<T> row(static_cast<std::size_t>(begin + width), T{0});
+    T* const pairs = row.data() + begin;
+    for (index_t i = 0; i < width / 2; ++i) pairs[channels_of(pairing, width, i)[0]] = T{1};
+    const View<T, 2> view(row.data(), {1, begin + width});
     ssmax::rope<T>(view, view, rope, position);
     for (index_t i = 0; i < width / 2; ++i) {
       const auto [a, b] = channels_of(pairing, width, i);
-      cosine.push_back(row[a]);
-      sine.push_back(row[b]);
+      cosine.push_back(pairs[a]);
+      sine.push_back(pairs[b]);
     }
   }
 };

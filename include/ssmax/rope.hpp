@@ -1,17 +1,23 @@
 /// @defgroup rope Rotary embedding (rope.hpp)
 /// Rotary position embedding (RoPE; Su et al., arXiv:2104.09864).
 ///
-/// A rope rotates the first `width` channels of a head in pairs. At position p, it rotates pair i by the angle p·ω_i
-/// with ω_i = θ^(-2i/width):
+/// A rope rotates `width` channels of a head in pairs, from `first_channel` on. At position p, it rotates pair i by the
+/// angle p·ω_i with ω_i = θ^(-2i/width), and multiplies the pair by the attention factor m:
 ///
-///     (a, b) -> (a·cos - b·sin, b·cos + a·sin)
+///     (a, b) -> (a·m·cos - b·m·sin, b·m·cos + a·m·sin)
 ///
-/// | pairing | channels of pair i | models |
+/// | pairing | channels of pair i, counted from `first_channel` | models |
 /// |---|---|---|
 /// | Pairing::half_split | i and i + width/2 | Llama in transformers, GPT-NeoX |
 /// | Pairing::interleaved | 2i and 2i + 1 | Llama's original weights, GPT-J |
 ///
-/// Channels from `width` on stay unchanged. The backward pass is the transpose: a rotation by the opposite angle.
+/// Other channels stay unchanged. The backward pass is the transpose: a rotation by the opposite angle, times m.
+///
+/// A constructor of Rope takes frequencies ω of your own. A pair with ω = 0 is not rotated and not multiplied by m. So
+/// Gemma 4's global layers are a rope of width 512 whose ω are 0 from pair 64 on. Exception: an infinity or NaN in one
+/// channel of such a pair makes the other channel NaN.
+///
+/// Another constructor takes positions on several axes (MRoPE): pair i of token t rotates by positions(axes[i], t)·ω_i.
 ///
 /// A RopeScaling changes ω, so that a model runs beyond its trained length L. "Turns" means the number of full
 /// rotations of a pair within L positions:
@@ -20,12 +26,13 @@
 /// |---|---|---|
 /// | linear(f) | ω / f | arXiv:2306.15595 |
 /// | ntk(f) | θ·f^(width / (width - 2)) in place of θ | |
+/// | dynamic_ntk(f, L, n) | ntk(f·n/L - (f - 1)), for n positions | transformers, `dynamic` |
 /// | yarn(f, L) | below 1 turn: ω / f; above 32 turns: ω; between: a ramp over i | arXiv:2309.00071 |
 /// | llama3(f, L, low, high) | below `low` turns: ω / f; above `high`: ω; between: a blend by turns | Llama 3.1 |
 ///
-/// YaRN's attention factor is Constant::yarn(f).
+/// The attention factor of a YaRN model is `attention_factor`, which yarn_mscale computes. The scaling does not set it.
 ///
-/// The constructor computes angles in double and rounds only cos and sin. So cos and sin have an error of 6e-8 in
+/// The constructor computes angles in double and rounds only m·cos and m·sin. So these have an error of 6e-8·m in
 /// float (half an ulp of 1) at position 10^6 as at position 1. Tables hold `positions` positions from
 /// `first_position` on. Throws std::invalid_argument for other positions.
 #pragma once
@@ -69,6 +76,7 @@ struct RopeScaling {
   double low = 1;
   /// yarn: number of turns above which ω is unchanged. llama3: high_freq_factor. Above `low`.
   double high = 32;
+  bool truncate = true;  ///< yarn: rounds the ends of the ramp to whole pairs, outwards.
 
   /// Returns the scaling ω / f.
   SSMAX_INLINE static constexpr RopeScaling linear(double factor) {
@@ -76,10 +84,17 @@ struct RopeScaling {
   }
   /// Returns the scaling with θ·f^(width / (width - 2)) in place of θ. The width must be above 2.
   SSMAX_INLINE static constexpr RopeScaling ntk(double factor) { return {Method::ntk, factor, 0, 1, 1}; }
+  /// Returns the scaling ntk(f·n/L - (f - 1)) with n = max(positions, L), for a sequence of `positions` positions. All
+  /// keys of the sequence must have the same ω: rotate stored keys in the call (rotate_source_keys).
+  SSMAX_INLINE static constexpr RopeScaling dynamic_ntk(double factor, double original_positions,
+                                                        double positions) {
+    return ntk(factor * std::max(positions / original_positions, 1.0) - (factor - 1));
+  }
   /// Returns the scaling with ω / f below `low` turns, ω above `high` turns, and a ramp over the pairs between them.
+  /// With `truncate`, the ramp begins and ends at whole pairs. gpt-oss has `truncate` false.
   SSMAX_INLINE static constexpr RopeScaling yarn(double factor, double original_positions, double low = 1,
-                                                 double high = 32) {
-    return {Method::yarn, factor, original_positions, low, high};
+                                                 double high = 32, bool truncate = true) {
+    return {Method::yarn, factor, original_positions, low, high, truncate};
   }
   /// Returns the scaling with ω / f below `low` turns, ω above `high` turns, and a blend by turns between them.
   SSMAX_INLINE static constexpr RopeScaling llama3(double factor, double original_positions, double low = 1,
@@ -95,6 +110,8 @@ struct RopeOptions {
   Pairing pairing = Pairing::half_split;  ///< Channels that form a pair.
   RopeScaling scaling{};                  ///< Change of ω.
   index_t first_position = 0;             ///< First position of the tables, at least 0.
+  index_t first_channel = 0;              ///< First rotated channel: 0 to 2^24.
+  double attention_factor = 1;            ///< m, multiplies cos and sin. Finite and above 0.
 };
 
 namespace SSMAX_VISIBLE shared {
@@ -106,7 +123,7 @@ struct RopeTables {
   const T *cosine = nullptr, *sine = nullptr;
   index_t pitch = 0, width = 0, first_position = 0;
   Pairing pairing{};
-  index_t positions = 0;
+  index_t positions = 0, first_channel = 0;
 };
 
 }  // namespace shared
@@ -119,17 +136,33 @@ namespace detail {
 /// Upper bound of the width: wider tables would take gigabytes.
 inline constexpr index_t max_rope_width = index_t{1} << 24;
 
-inline void check_rope(const RopeOptions& options, index_t positions) {
-  const auto require = [](bool holds, const char* what) {
-    if (!holds) fail_format("ssmax::Rope: %s", what);
-  };
+inline void require_of_rope(bool holds, const char* what) {
+  if (!holds) fail_format("ssmax::Rope: %s", what);
+}
+
+/// Throws unless the options determine ω.
+inline void check_rope(const RopeOptions& options) {
   if (options.width < 2 || options.width % 2 != 0) {
     fail_value("Rope", "width", "is", options.width, "must be even and at least", 2);
   }
-  if (positions < 1) fail_value("Rope", "positions", "are", positions, "must be at least", 1);
-  constexpr index_t most = std::numeric_limits<index_t>::max();
   if (options.width > max_rope_width)
     fail_value("Rope", "width", "is", options.width, "must be at most", max_rope_width);
+  require_of_rope(options.theta > 1 && std::isfinite(options.theta), "theta must be finite and above 1");
+  const RopeScaling& scaling = options.scaling;
+  require_of_rope(scaling.factor > 0 && std::isfinite(scaling.factor),
+                  "scaling.factor must be finite and above 0");
+  using Method = RopeScaling::Method;
+  if (scaling.method == Method::ntk) require_of_rope(options.width > 2, "ntk needs a width above 2");
+  if (scaling.method == Method::yarn || scaling.method == Method::llama3) {
+    require_of_rope(scaling.original_positions > 0, "scaling.original_positions must be above 0");
+    require_of_rope(scaling.low > 0 && scaling.high > scaling.low, "scaling must have 0 < low < high");
+  }
+}
+
+inline void check_rope(const RopeOptions& options, index_t positions) {
+  check_rope(options);
+  if (positions < 1) fail_value("Rope", "positions", "are", positions, "must be at least", 1);
+  constexpr index_t most = std::numeric_limits<index_t>::max();
   if (positions > most / static_cast<index_t>(sizeof(double)) / options.width) {
     fail_format("ssmax::Rope: positions are %td and width is %td, a table's bytes must be at most %td",
                 positions, options.width, most);
@@ -139,19 +172,45 @@ inline void check_rope(const RopeOptions& options, index_t positions) {
                positions);
   }
   check_at_least("Rope", "first_position", options.first_position, 0);
-  require(options.theta > 1 && std::isfinite(options.theta), "theta must be finite and above 1");
-  const RopeScaling& scaling = options.scaling;
-  require(scaling.factor > 0 && std::isfinite(scaling.factor), "scaling.factor must be finite and above 0");
-  using Method = RopeScaling::Method;
-  if (scaling.method == Method::ntk) require(options.width > 2, "ntk needs a width above 2");
-  if (scaling.method == Method::yarn || scaling.method == Method::llama3) {
-    require(scaling.original_positions > 0, "scaling.original_positions must be above 0");
-    require(scaling.low > 0 && scaling.high > scaling.low, "scaling must have 0 < low < high");
+  check_at_least("Rope", "first_channel", options.first_channel, 0);
+  if (options.first_channel > max_rope_width)
+    fail_value("Rope", "first_channel", "is", options.first_channel, "must be at most", max_rope_width);
+  require_of_rope(options.attention_factor > 0 && std::isfinite(options.attention_factor),
+                  "attention_factor must be finite and above 0");
+}
+
+/// Throws unless there is a finite frequency for each pair, and theta and scaling have no effect.
+inline void check_frequencies(const RopeOptions& options, std::span<const double> frequencies) {
+  check_equal("Rope", "frequencies", "has extent", std::ssize(frequencies), "pairs are", options.width / 2);
+  require_of_rope(std::ranges::all_of(frequencies, [](double omega) { return std::isfinite(omega); }),
+                  "frequencies must be finite");
+  require_of_rope(options.theta == RopeOptions{}.theta && options.scaling.method == RopeScaling::Method::none,
+                  "frequencies replace theta and scaling, which must have their default values");
+}
+
+/// Throws unless each pair has an axis of `positions`.
+inline void check_axes(const RopeOptions& options, const View<const index_t, 2>& positions, Integers axes) {
+  check_view("Rope", "positions", positions);
+  check_equal("Rope", "axes", "has extent", std::ssize(axes), "pairs are", options.width / 2);
+  for (index_t axis : axes) {
+    check_at_least("Rope", "axes", axis, 0);
+    if (axis >= positions.extent(0))
+      fail_value("Rope", "axes", "has", axis, "positions has extent", positions.extent(0));
   }
 }
 
-/// Returns ω_i for every pair.
+}  // namespace detail
+
+/// Returns YaRN's factor g(m) = 0.1·m·ln x + 1, or 1 for x <= 1, with x = `factor` and m = `mscale`. A model that
+/// configures no `attention_factor` has g(mscale) / g(mscale_all_dim) if both are given, else g(1).
+inline double yarn_mscale(double factor, double mscale = 1) {
+  return factor > 1 ? 0.1 * mscale * std::log(factor) + 1 : 1;
+}
+
+/// Returns ω of each of the width / 2 pairs, with the scaling. Each ω has a relative error of 1e-14. Throws
+/// std::invalid_argument if width, theta or scaling is out of range.
 inline std::vector<double> rope_frequencies(const RopeOptions& options) {
+  detail::check_rope(options);
   using Method = RopeScaling::Method;
   const RopeScaling& scaling = options.scaling;
   const auto width = static_cast<double>(options.width);
@@ -170,8 +229,9 @@ inline std::vector<double> rope_frequencies(const RopeOptions& options) {
     if (scaling.method == Method::linear) {
       kept = 0;
     } else if (scaling.method == Method::yarn) {
-      const double first = std::max(std::floor(pair_with_turns(scaling.high)), 0.0);
-      const double last = std::min(std::ceil(pair_with_turns(scaling.low)), width - 1);
+      const double begin = pair_with_turns(scaling.high), end = pair_with_turns(scaling.low);
+      const double first = std::max(scaling.truncate ? std::floor(begin) : begin, 0.0);
+      const double last = std::min(scaling.truncate ? std::ceil(end) : end, width - 1);
       const double length = std::max(last - first, 0.001);
       kept = 1 - std::clamp((static_cast<double>(i) - first) / length, 0.0, 1.0);
     } else if (scaling.method == Method::llama3) {
@@ -183,13 +243,15 @@ inline std::vector<double> rope_frequencies(const RopeOptions& options) {
   return frequencies;
 }
 
-/// Throws if a position of [first, first + count) is missing in the tables, or if there are fewer `channels` than the
-/// width.
+namespace detail {
+
+/// Throws if a position of [first, first + count) is missing in the tables, or if the last rotated channel is not one
+/// of `channels`.
 template <class T>
 void check_rope(const char* function, const char* name, const RopeTables<T>& rope, index_t first,
                 index_t count, index_t channels) {
-  if (channels < rope.width)
-    fail_value(function, name, "has channels", channels, "the rope's width is", rope.width);
+  const index_t end = rope.first_channel + rope.width;
+  if (channels < end) fail_value(function, name, "has channels", channels, "the rope's channels end at", end);
   if (first < rope.first_position)
     fail_value(function, name, "has position", first, "the rope's first is", rope.first_position);
   const index_t last = rope.first_position + (rope.positions - 1);
@@ -209,9 +271,14 @@ void rotate(const RopeTables<T>& rope, StridedRows<const T> in, StridedRows<T> o
   const index_t at = (position - rope.first_position) * rope.pitch;
   const auto kernel = rope.pairing == Pairing::interleaved ? rope.kernels->rotate_interleaved
                                                            : rope.kernels->rotate_half_split;
-  kernel(in, out, rows, {rope.cosine + at, rope.sine + at, rope.pitch, rope.width / 2, inverse});
+  const index_t begin = rope.first_channel, end = begin + rope.width;
+  kernel({in.first + begin, in.stride}, {out.first + begin, out.stride}, rows,
+         {rope.cosine + at, rope.sine + at, rope.pitch, rope.width / 2, inverse});
   if (in.first == out.first) return;
-  for (index_t r = 0; r < rows; ++r) std::copy(in[r] + rope.width, in[r] + channels, out[r] + rope.width);
+  for (index_t r = 0; r < rows; ++r) {
+    std::copy(in[r], in[r] + begin, out[r]);
+    std::copy(in[r] + end, in[r] + channels, out[r] + end);
+  }
 }
 
 }  // namespace detail
@@ -226,17 +293,73 @@ class Rope {
   /// if the memory is not available.
   Rope(const RopeOptions& options, index_t positions) : options_(options), positions_(positions) {
     detail::check_rope(options, positions);
-    const std::vector<double> frequencies = detail::rope_frequencies(options);
-    const index_t half = options.width / 2;
-    const bool interleaved = options.pairing == Pairing::interleaved;
-    pitch_ = interleaved ? options.width : half;
-    cosine_.resize(static_cast<std::size_t>(positions * pitch_));
+    fill(rope_frequencies(options), table_position());
+  }
+
+  /// Makes the tables with a frequency ω of your own for each of the width / 2 pairs. The rope copies the frequencies.
+  /// Throws like the other constructor, also if a frequency is not finite, or if theta or scaling is not the default.
+  Rope(const RopeOptions& options, std::span<const double> frequencies, index_t positions)
+      : options_(options), positions_(positions), frequencies_(frequencies.begin(), frequencies.end()) {
+    detail::check_rope(options, positions);
+    detail::check_frequencies(options, frequencies_);
+    fill(frequencies_, table_position());
+  }
+
+  /// Makes the tables of tokens that have a position on each of several axes (MRoPE). `positions` is [axis, token], and
+  /// `axes` has an axis for each of the width / 2 pairs. Token t rotates pair i by the angle positions(axes[i], t)·ω_i.
+  /// For attention and caches, t + first_position is the position of the token. Over MPI, ranks do not compare
+  /// `positions` and `axes`. Throws like the first constructor, also if `axes` has another extent than width / 2 or if
+  /// an axis is missing in `positions`.
+  Rope(const RopeOptions& options, View<const index_t, 2> positions, Integers axes)
+      : options_(options), positions_(positions.extent(1)) {
+    detail::check_rope(options, positions_);
+    detail::check_axes(options, positions, axes);
+    fill(rope_frequencies(options), [&](index_t p, std::size_t i) { return positions(axes[i], p); });
+  }
+
+  /// Returns the options.
+  [[nodiscard]] const RopeOptions& options() const { return options_; }
+  /// Returns the frequencies that the constructor received. Empty: ω is rope_frequencies(options()).
+  [[nodiscard]] std::span<const double> frequencies() const { return frequencies_; }
+  /// Returns the number of rotated channels.
+  [[nodiscard]] index_t width() const { return options_.width; }
+  /// Returns the first position of the tables.
+  [[nodiscard]] index_t first_position() const { return options_.first_position; }
+  /// Returns the number of positions in the tables.
+  [[nodiscard]] index_t positions() const { return positions_; }
+
+  /// Returns the tables in the form that the drivers of attention take.
+  [[nodiscard]] shared::RopeTables<T> tables() const {
+    return {&kernels_(),      cosine_.data(), sine_.data(),
+            pitch_,           options_.width, options_.first_position,
+            options_.pairing, positions_,     options_.first_channel};
+  }
+
+  /// Throws std::invalid_argument if a position of [first, first + count) is missing in the tables, or if the last
+  /// rotated channel is not one of `channels`.
+  void check(const char* function, const char* name, index_t first, index_t count, index_t channels) const {
+    detail::check_rope(function, name, tables(), first, count, channels);
+  }
+
+ private:
+  auto table_position() const {
+    return [first = options_.first_position](index_t p, std::size_t) { return first + p; };
+  }
+
+  /// Row p of the tables has the angles position(p, i)·ω_i.
+  template <class Position>
+  void fill(std::span<const double> frequencies, const Position& position) {
+    const index_t half = options_.width / 2;
+    const bool interleaved = options_.pairing == Pairing::interleaved;
+    pitch_ = interleaved ? options_.width : half;
+    cosine_.resize(static_cast<std::size_t>(positions_ * pitch_));
     sine_.resize(cosine_.size());
-    for (index_t p = 0; p < positions; ++p) {
+    for (index_t p = 0; p < positions_; ++p) {
       for (index_t i = 0; i < half; ++i) {
-        const double angle =
-            static_cast<double>(options.first_position + p) * frequencies[static_cast<std::size_t>(i)];
-        const auto c = static_cast<T>(std::cos(angle)), s = static_cast<T>(std::sin(angle));
+        const auto pair = static_cast<std::size_t>(i);
+        const double omega = frequencies[pair], angle = static_cast<double>(position(p, pair)) * omega;
+        const double factor = omega == 0 ? 1 : options_.attention_factor;
+        const auto c = static_cast<T>(factor * std::cos(angle)), s = static_cast<T>(factor * std::sin(angle));
         const auto at = static_cast<std::size_t>(p * pitch_ + (interleaved ? 2 * i : i));
         cosine_[at] = c;
         sine_[at] = interleaved ? -s : s;
@@ -248,31 +371,10 @@ class Rope {
     }
   }
 
-  /// Returns the options.
-  [[nodiscard]] const RopeOptions& options() const { return options_; }
-  /// Returns the number of rotated channels.
-  [[nodiscard]] index_t width() const { return options_.width; }
-  /// Returns the first position of the tables.
-  [[nodiscard]] index_t first_position() const { return options_.first_position; }
-  /// Returns the number of positions in the tables.
-  [[nodiscard]] index_t positions() const { return positions_; }
-
-  /// Returns the tables in the form that the drivers of attention take.
-  [[nodiscard]] shared::RopeTables<T> tables() const {
-    return {&kernels_(),    cosine_.data(),          sine_.data(),     pitch_,
-            options_.width, options_.first_position, options_.pairing, positions_};
-  }
-
-  /// Throws std::invalid_argument if a position of [first, first + count) is missing in the tables or if there are
-  /// fewer `channels` than the width.
-  void check(const char* function, const char* name, index_t first, index_t count, index_t channels) const {
-    detail::check_rope(function, name, tables(), first, count, channels);
-  }
-
- private:
   RopeOptions options_;
   index_t positions_;
   index_t pitch_ = 0;
+  std::vector<double> frequencies_;  // empty, or of your own
   std::vector<T> cosine_, sine_;
   // A pointer that only the constructor sets: a translation unit without a Rope compiles no kernels.
   const detail::RopeKernels<T>& (*kernels_)() = detail::kernels<detail::RopeKernels<T>>;

@@ -14,7 +14,7 @@
 /// | InklingTemperature | 1 + α·ln max(1, (p+1)/F) | Inkling, log_scaling_alpha, log_scaling_n_floor |
 /// | AdjustedSize | another scaling, for max(floor, n + offset) in place of n | s·ln(n+1), s·ln max(2, n) |
 /// | PerQuery | c[batch, head, query], which you compute | arXiv:2411.12892, 2506.16640, 2602.11139 |
-/// | Constant | any number; yarn(x) = (0.1·ln x + 1)² | YaRN's attention factor, arXiv:2309.00071 |
+/// | Constant | any number | |
 ///
 /// The number n counts the visible keys of the row. The position p is the query's own, counted from 0 (row.hpp). The
 /// terms s, b and ln n multiply the logits. (Softmax is shift-invariant: adding a term to every logit has no effect.)
@@ -351,12 +351,6 @@ struct Constant : RowFunctor<Constant> {
 
   /// Sets the multiplier.
   SSMAX_INLINE constexpr explicit Constant(double c) : multiplier(c) {}
-  /// Returns the scaling with YaRN's factor for a context extended by `extension`. Use either this scaling or cos and
-  /// sin multiplied by the root of the factor, not both.
-  SSMAX_INLINE static Constant yarn(double extension) {
-    const double root = 0.1 * std::log(extension) + 1.0;
-    return Constant{root * root};
-  }
   using RowFunctor::operator();
   /// Returns the multiplier c.
   SSMAX_INLINE constexpr double operator()(const Row&) const { return multiplier; }

@@ -145,6 +145,10 @@ TEST_CASE("the error names the argument that differs between ranks", "[mpi][erro
   SECTION("the rope") {
     const ssmax::Rope<double> rope({.width = 4, .theta = is_last() ? 10'000.0 : 500'000.0}, 40);
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.rope = &rope}), {"the", "rope"});
+    const ssmax::Rope<double> factor({.width = 4, .attention_factor = is_last() ? 1.0 : 2.0}, 40);
+    check_refused_alike(call, call.refused(Full{}, Identity{}, {.rope = &factor}), {"the", "rope"});
+    const ssmax::Rope<double> frequencies({.width = 4}, std::array{1.0, is_last() ? 0.5 : 0.25}, 40);
+    check_refused_alike(call, call.refused(Full{}, Identity{}, {.rope = &frequencies}), {"the", "rope"});
   }
   SECTION("the contents of a cache") {
     const Layout layout = Layout::contiguous(0, world().ranks());

@@ -195,13 +195,17 @@ inline std::int64_t fingerprint(const mpi::Layout& layout) {
   return result.value();
 }
 
-/// Returns a hash of the options that determine the angles.
-inline std::int64_t fingerprint(const RopeOptions& options) {
+/// Returns a hash of all that determines the rotation of a row.
+template <class T>
+std::int64_t fingerprint(const Rope<T>& rope) {
+  const RopeOptions& options = rope.options();
   const RopeScaling& scaling = options.scaling;
-  return Fingerprint()
-      .add(options.width, options.theta, options.pairing, scaling.method, scaling.factor)
-      .add(scaling.original_positions, scaling.low, scaling.high)
-      .value();
+  Fingerprint result;
+  result.add(options.width, options.theta, options.pairing, scaling.method, scaling.factor)
+      .add(scaling.original_positions, scaling.low, scaling.high, scaling.truncate)
+      .add(options.first_channel, options.attention_factor);
+  for (double omega : rope.frequencies()) result.add(omega);
+  return result.value();
 }
 
 /// Calls f(query) for every query of every batch entry and head.

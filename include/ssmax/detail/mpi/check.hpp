@@ -139,7 +139,7 @@ Agreement agreement_of(const RankCall<A, Arguments, V>& call, const KeySourceSha
   all.add("the width of q and k", a.q.extent(3));
   all.add("the width of v", keys.value_width);
   all.add("the scale", Fingerprint().add(logit_scale(a, a.q.extent(3))).value());
-  all.add("the rope", a.rope != nullptr ? fingerprint(a.rope->options()) : 0);
+  all.add("the rope", a.rope != nullptr ? fingerprint(*a.rope) : 0);
   all.add("key_position", a.key_position);
   all.add("sinks", Fingerprint().add_bytes(a.sinks.data(), a.sinks.size_bytes()).value());
   for_each_flag(a, [&](const char* name, bool flag) { all.add(name, flag); });
