@@ -105,6 +105,12 @@ TEST_CASE("masks show keys of each sequence", "[decode]") {
     });
     check_mask(SlidingWindow{0}, [](const Query& query, index_t key) { return key == query.position(); });
   }
+  SECTION("Chunks, CausalTopLeft") {
+    check_mask(ssmax::Chunks{32}, [](const Query& query, index_t key) {
+      return key <= query.position() && key / 32 == query.position() / 32;
+    });
+    check_mask(ssmax::CausalTopLeft{}, [](const Query& query, index_t key) { return key <= query.index; });
+  }
   SECTION("PrefixLM") {
     check_mask(ssmax::PrefixLM{more}, [&](const Query& query, index_t key) {
       return key <= query.position() || key < at(more, query);
