@@ -151,6 +151,10 @@ TEST_CASE("score functions receive the positions of each sequence", "[decode]") 
   const auto alibi = [&](Real z, index_t head, index_t distance) {
     return z + Real(slopes[static_cast<std::size_t>(head)]) * static_cast<Real>(distance);
   };
+  const auto absolute = [&](Real z, index_t head, index_t distance) {
+    return alibi(z, head, -std::abs(distance));
+  };
+  const auto every_key = [](const Query&, index_t) { return true; };
   const auto cap = [](Real z, index_t, index_t) { return Real(2) * std::tanh(z / 2); };
   const auto log_n = [](index_t, index_t, index_t n) { return std::log(static_cast<Real>(n)); };
   for (const Shape& shape : few_and_many) {
@@ -158,6 +162,8 @@ TEST_CASE("score functions receive the positions of each sequence", "[decode]") 
     const KvCache<float> cache = filled<float>(data);
     check(data, cache, Expected<float>(data, {.multiplier = log_n, .score = alibi}), LogN{}, Causal{},
           ssmax::Alibi{slopes});
+    check(data, cache, Expected<float>(data, {.visible = every_key, .score = absolute}), Softmax{},
+          ssmax::Full{}, ssmax::Alibi{slopes, ssmax::AlibiDistance::absolute});
     check(data, cache, Expected<float>(data, {.multiplier = log_n, .score = cap}), LogN{}, Causal{},
           ssmax::Softcap{2});
     check(data, cache,

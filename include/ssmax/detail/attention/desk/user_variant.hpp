@@ -223,20 +223,13 @@ class UserVariant : public Interface {
   template <class Part>
   void apply_score(const Part& part, const Logits<Compute>& logits,
                    const TileScratch<Compute>& memory) const {
-    const index_t width = memory.kernels.width;
     if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), logits, memory);
       apply_score(part.second(), logits, memory);
     } else if constexpr (uses_lanes<Part>) {
       for_each_key_lanes<Part>(logits, memory, [&](index_t, const auto& lanes) { part.apply(lanes); });
     } else if constexpr (has_slope_kernel<Part> && !has_key_position<M>) {
-      Compute *slope = memory.lane.slope, *distance = memory.lane.distance;
-      for (index_t lane = 0; lane < width; ++lane) {
-        const Query& query = logits.rows[lane].query;
-        slope[lane] = static_cast<Compute>(part.slope(query.head));
-        distance[lane] = static_cast<Compute>(logits.keys.begin - query_position(query));
-      }
-      kernels<ScoreKernels<Compute>>().ramp(logits.s, logits.keys.size(), slope, distance);
+      add_slopes(part, logits, memory);
     } else if constexpr (by_row<Part>) {
       add_rows(part, logits, memory);
     } else if constexpr (scales_by_distance<Part>) {
@@ -267,6 +260,30 @@ class UserVariant : public Interface {
     } else {
       for (index_t at = 0; at < logits.keys.size(); ++at)
         f(at, Lanes<Compute>(logits.s + at * tile_lanes, width));
+    }
+  }
+
+  /// Adds slope·distance. An absolute distance changes its sign at the query's position: the keys between two such
+  /// positions take one call of the kernel.
+  template <class Part>
+  void add_slopes(const Part& part, const Logits<Compute>& logits, const TileScratch<Compute>& memory) const {
+    const index_t keys = logits.keys.size(), width = memory.kernels.width;
+    Compute *slope = memory.lane.slope, *distance = memory.lane.distance;
+    for (index_t lane = 0; lane < width; ++lane) {
+      const Query& query = logits.rows[lane].query;
+      slope[lane] = static_cast<Compute>(part.slope(query.head));
+      distance[lane] = static_cast<Compute>(logits.keys.begin - query_position(query));
+    }
+    const auto ramp = kernels<ScoreKernels<Compute>>().ramp;
+    if (part.kind == AlibiDistance::relative) return ramp(logits.s, keys, slope, distance);
+    for (index_t begin = 0, end = 0; begin < keys; begin = end) {
+      end = keys;
+      for (index_t lane = 0; lane < width; ++lane) {
+        if (distance[lane] == 0 || (distance[lane] > 0 && begin == 0)) slope[lane] = -slope[lane];
+        if (distance[lane] < 0) end = std::min(end, begin - static_cast<index_t>(distance[lane]));
+      }
+      ramp(logits.s + begin * memory.tile_lanes, end - begin, slope, distance);
+      for (index_t lane = 0; lane < width; ++lane) distance[lane] += static_cast<Compute>(end - begin);
     }
   }
 
@@ -307,10 +324,25 @@ class UserVariant : public Interface {
     for (index_t lane = 0; lane < width; ++lane) {
       const auto* numbers = part.row(logits.rows[lane].query);
       if (numbers == nullptr) return apply_each(part, logits, memory);
-      memory.in[lane] = converted(numbers + logits.keys.begin, count, memory.wide + lane * key_block);
+      memory.in[lane] = added_row(part, logits.rows[lane].query, numbers + logits.keys.begin, count,
+                                  memory.wide + lane * key_block);
     }
     memory.kernels.transpose(memory.in, width, count, nullptr, memory.transposed, width);
     kernels<ScoreKernels<Compute>>().add(logits.s, count, memory.transposed);
+  }
+
+  /// Returns `count` numbers that a by_row score adds, from its row at `numbers`. Writes to scratch[count] if the
+  /// numbers are not stored.
+  template <class Part, class X>
+  static const Compute* added_row(const Part& part, const Query& query, const X* numbers, index_t count,
+                                  Compute* scratch) {
+    const Compute* row = converted(numbers, count, scratch);
+    if constexpr (has_row_slope<Part>) {
+      const auto slope = static_cast<Compute>(part.slope(query.head));
+      for (index_t i = 0; i < count; ++i) scratch[i] = slope * row[i];
+      return scratch;
+    }
+    return row;
   }
 
   template <class Part>
@@ -338,7 +370,7 @@ class UserVariant : public Interface {
       const Compute slope = static_cast<Compute>(part.slope(row.query.head));
       for_each_block(s, keys, [&](Compute* z, KeyRange block, Compute* distance) {
         for (index_t key = block.begin; key < block.end; ++key) {
-          distance[key - block.begin] = static_cast<Compute>(key - position);
+          distance[key - block.begin] = static_cast<Compute>(part.distance(key - position));
         }
         kernels<ScoreKernels<Compute>>().ramp_row(z, block.size(), slope, distance);
       });
@@ -352,8 +384,8 @@ class UserVariant : public Interface {
       const auto* numbers = part.row(row.query);
       if (numbers == nullptr) return apply_each(part, s, keys, row);
       for_each_block(s, keys, [&](Compute* z, KeyRange block, Compute* scratch) {
-        kernels<ScoreKernels<Compute>>().add_row(z, block.size(),
-                                                 converted(numbers + block.begin, block.size(), scratch));
+        kernels<ScoreKernels<Compute>>().add_row(
+            z, block.size(), added_row(part, row.query, numbers + block.begin, block.size(), scratch));
       });
     } else {
       apply_each(part, s, keys, row);
