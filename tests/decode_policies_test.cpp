@@ -146,6 +146,26 @@ TEST_CASE("a document's queries are rotated as its keys in the cache were", "[de
   }
 }
 
+TEST_CASE("CausalTopLeft rotates queries over a cache to their index", "[decode]") {
+  const Rope<float> rope({.width = 16}, 100);
+  const Data<float> data({6, 2, 7, 16, 9, {100, 100}});
+  const KvCache<float> cache = filled<float>(data, &rope);
+  std::vector<float> out(static_cast<std::size_t>(2 * 6 * 7 * 9)), expected = out;
+  const View<const float, 4> q(data.q.data(), {2, 6, 7, 16});
+  ssmax::attention({.q = q, .keys = cache, .out = {out.data(), {2, 6, 7, 9}}, .rope = &rope},
+                   ssmax::CausalTopLeft{});
+  ssmax::attention({.q = q,
+                    .k = {data.k.data(), {2, 2, 100, 16}},
+                    .v = {data.v.data(), {2, 2, 100, 9}},
+                    .out = {expected.data(), {2, 6, 7, 9}},
+                    .rope = &rope},
+                   ssmax::CausalTopLeft{});
+  Real error = 0;
+  for (std::size_t i = 0; i < out.size(); ++i)
+    error = worse(error, std::abs(static_cast<Real>(out[i]) - static_cast<Real>(expected[i])));
+  CHECK(error < 2e-6L);
+}
+
 TEST_CASE("score functions receive the positions of each sequence", "[decode]") {
   const std::vector<double> slopes = ssmax::Alibi::slopes(6);
   const auto alibi = [&](Real z, index_t head, index_t distance) {
