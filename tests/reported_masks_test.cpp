@@ -100,7 +100,7 @@ TEST_CASE("a sink and holes of masked keys: ROCm/rocm-libraries#12227, imp#1345"
 }
 
 TEST_CASE("rows with one finite logit: torch-mojo-backend#319, deepmodeling/deepmd-kit#5715", "[reports]") {
-  for (const std::size_t size : {1, 2, 3, 16, 17, 63, 257, 1024, 2049}) {
+  for (const std::size_t size : {1U, 2U, 3U, 16U, 17U, 63U, 257U, 1024U, 2049U}) {
     std::vector<float> z(size, -infinity), p(size), log_p(size);
     bool is_right = true;
     for (std::size_t i = 0; i < size; ++i) {

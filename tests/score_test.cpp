@@ -243,7 +243,7 @@ TEMPLATE_TEST_CASE("is_mask finds every element that is not 0 or -inf", "[score]
   CHECK(Bias(full).is_mask());
   for (const float other : {1e-7F, -6e4F, 1.0F, std::numeric_limits<float>::infinity(),
                             std::numeric_limits<float>::quiet_NaN()}) {
-    for (const std::size_t i : {0, 4, 5, 60, 119}) {
+    for (const std::size_t i : {0U, 4U, 5U, 60U, 119U}) {
       const T before = std::exchange(values[i], T(other));
       CHECK(!Bias(full).is_mask());
       CHECK(Bias(row).is_mask() == (i > 4));
