@@ -317,6 +317,7 @@ class UserVariant : public Interface {
   }
 
   /// Adds the rows of a by_row score: converts the rows to Compute if needed, and transposes them into lanes.
+  /// Multiplies each row by the slope of its head if the score has slopes.
   template <class Part>
   void add_rows(const Part& part, const Logits<Compute>& logits, const TileScratch<Compute>& memory) const {
     const index_t count = std::min(logits.keys.size(), logits.length - logits.keys.begin),
@@ -324,25 +325,13 @@ class UserVariant : public Interface {
     for (index_t lane = 0; lane < width; ++lane) {
       const auto* numbers = part.row(logits.rows[lane].query);
       if (numbers == nullptr) return apply_each(part, logits, memory);
-      memory.in[lane] = added_row(part, logits.rows[lane].query, numbers + logits.keys.begin, count,
-                                  memory.wide + lane * key_block);
+      memory.in[lane] = converted(numbers + logits.keys.begin, count, memory.wide + lane * key_block);
+      if constexpr (has_row_slope<Part>)
+        memory.lane.slope[lane] = static_cast<Compute>(part.slope(logits.rows[lane].query.head));
     }
-    memory.kernels.transpose(memory.in, width, count, nullptr, memory.transposed, width);
+    const Compute* slope = has_row_slope<Part> ? memory.lane.slope : nullptr;
+    memory.kernels.transpose(memory.in, width, count, slope, memory.transposed, width);
     kernels<ScoreKernels<Compute>>().add(logits.s, count, memory.transposed);
-  }
-
-  /// Returns `count` numbers that a by_row score adds, from its row at `numbers`. Writes to scratch[count] if the
-  /// numbers are not stored.
-  template <class Part, class X>
-  static const Compute* added_row(const Part& part, const Query& query, const X* numbers, index_t count,
-                                  Compute* scratch) {
-    const Compute* row = converted(numbers, count, scratch);
-    if constexpr (has_row_slope<Part>) {
-      const auto slope = static_cast<Compute>(part.slope(query.head));
-      for (index_t i = 0; i < count; ++i) scratch[i] = slope * row[i];
-      return scratch;
-    }
-    return row;
   }
 
   template <class Part>
@@ -384,8 +373,13 @@ class UserVariant : public Interface {
       const auto* numbers = part.row(row.query);
       if (numbers == nullptr) return apply_each(part, s, keys, row);
       for_each_block(s, keys, [&](Compute* z, KeyRange block, Compute* scratch) {
-        kernels<ScoreKernels<Compute>>().add_row(
-            z, block.size(), added_row(part, row.query, numbers + block.begin, block.size(), scratch));
+        const Compute* added = converted(numbers + block.begin, block.size(), scratch);
+        if constexpr (has_row_slope<Part>) {
+          const auto slope = static_cast<Compute>(part.slope(row.query.head));
+          kernels<ScoreKernels<Compute>>().ramp_row(z, block.size(), slope, added);
+        } else {
+          kernels<ScoreKernels<Compute>>().add_row(z, block.size(), added);
+        }
       });
     } else {
       apply_each(part, s, keys, row);
