@@ -52,13 +52,8 @@ void padded_before_by_where(const Tensors& x, std::span<const index_t> padding, 
 }
 
 // PyTorch's is_causal=True: query i sees keys 0 to i, for any number of keys.
-struct TopLeft {
-  KeyRange keys(const Query& query) const { return {0, query.index + 1}; }
-  index_t query_position(const Query& query) const { return query.index; }
-};
-
 void causal_as_in_pytorch(const Tensors& x) {
-  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Softmax{}, TopLeft{});
+  attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out}, Softmax{}, CausalTopLeft{});
 }
 
 // The same mask by a function.

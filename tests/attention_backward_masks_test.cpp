@@ -35,6 +35,21 @@ TEST_CASE("gradients under a sliding window", "[attention][backward][masks][slow
   });
 }
 
+TEST_CASE("gradients in chunks and under a top-left causal mask", "[attention][backward][masks]") {
+  const Positions positions{[](const Query& query) { return query.index; },
+                            [](const Query&, index_t key) { return key; }};
+  for (const Shape& shape : shapes) {
+    for (const index_t size : {index_t{1}, index_t{50}, unlimited}) {
+      check(Problem<float>(shape), Chunks{size}, [&](const Query& query, index_t key) {
+        return before(query, key) && key / size == query.position() / size;
+      });
+    }
+    check(
+        Problem<float>(shape), CausalTopLeft{},
+        [](const Query& query, index_t key) { return key <= query.index; }, Identity{}, {}, {}, positions);
+  }
+}
+
 TEST_CASE("gradients with a prefix visible to all queries", "[attention][backward][masks]") {
   for (const Shape& shape : shapes) {
     for (const auto& prefix : {std::vector<index_t>{0, 1}, {17, 1000}, {130, -4}}) {

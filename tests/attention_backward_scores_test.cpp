@@ -42,18 +42,20 @@ TEST_CASE("gradients far beyond the cap are zero, not NaN", "[attention][backwar
 
 template <class T, class M>
 void check_alibi(const Shape& shape, const M& mask, const Visible& visible,
-                 const AttentionOptions<T>& options = {}) {
+                 AlibiDistance kind = AlibiDistance::relative) {
   std::vector<double> slopes = Alibi::slopes(4);
   slopes.resize(static_cast<std::size_t>(shape.heads));
   ScoreGradients<double> learnt{std::vector<double>(slopes.size())};
-  check(Problem<T>(shape), mask, visible, Alibi(slopes).gradient(learnt.dslopes), Sloped{slopes}, options, {},
+  const Sloped formula{slopes, {}, kind == AlibiDistance::absolute};
+  check(Problem<T>(shape), mask, visible, Alibi(slopes, kind).gradient(learnt.dslopes), formula, {}, {},
         &learnt);
-  check(Problem<T>(shape), mask, visible, Alibi(slopes), Sloped{slopes}, options);
+  check(Problem<T>(shape), mask, visible, Alibi(slopes, kind), formula);
 }
 
 TEST_CASE("the slopes of ALiBi get gradients", "[attention][backward][scores][bfloat16][slow]") {
   for (const Shape& shape : shapes) {
     check_alibi<float>(shape, Full{}, all_keys);
+    check_alibi<float>(shape, Full{}, all_keys, AlibiDistance::absolute);
     check_alibi<float>(shape, Causal{}, keys_before);
     check_alibi<double>(shape, Causal{}, keys_before);
     const auto picked = [](const Query& query, index_t key) { return (query.index + 2 * key) % 3 != 0; };
@@ -91,6 +93,24 @@ struct Biased {
   View<const float, 4> view() const { return {values.data(), extents}; }
   View<const float, 4> broadcast() const { return {values.data(), extents, {0, extents[3], 0, 1}}; }
 };
+
+TEST_CASE("gradients through a sloped bias", "[attention][backward][scores]") {
+  const std::vector<double> slopes{0.5, -2, 1, 0};
+  for (const Shape& shape : shapes) {
+    const auto size = static_cast<std::size_t>(shape.batch * shape.heads * shape.queries * shape.keys);
+    const std::vector<float> matrix = reference::normals<float>(size, 5);
+    std::vector<double> products(size);
+    const std::array<index_t, 4> extents{shape.batch, shape.heads, shape.queries, shape.keys};
+    const auto of_head = static_cast<std::size_t>(shape.queries * shape.keys);
+    for (std::size_t i = 0; i < size; ++i)
+      products[i] =
+          slopes[i / of_head % static_cast<std::size_t>(shape.heads)] * static_cast<double>(matrix[i]);
+    check(Problem<float>(shape), Causal{}, keys_before,
+          SlopedBias(View<const float, 4>(matrix.data(), extents),
+                     std::span(slopes).first(static_cast<std::size_t>(shape.heads))),
+          Added<double>{{products.data(), extents}});
+  }
+}
 
 TEST_CASE("gradients pass through scores from right to left", "[attention][backward][scores]") {
   for (const Shape& shape : shapes) {

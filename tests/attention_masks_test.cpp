@@ -45,6 +45,37 @@ TEST_CASE("queries attend only to keys in a sliding window", "[attention][masks]
   });
 }
 
+TEST_CASE("queries attend only to keys of their chunk", "[attention][masks]") {
+  for (const Shape& shape : shapes) {
+    for (const index_t size : {index_t{1}, index_t{7}, index_t{64}, index_t{1030}, unlimited}) {
+      const auto chunk = [&](const Query& query, index_t key) {
+        return before(query, key) && key / size == query.position() / size;
+      };
+      check_mask<float>(shape, Chunks{size}, chunk);
+    }
+  }
+  check_mask<double>(shapes[1], Chunks{30}, [](const Query& query, index_t key) {
+    return before(query, key) && key / 30 == query.position() / 30;
+  });
+}
+
+TEST_CASE("a top-left causal mask and its positions", "[attention][masks]") {
+  const Rope<float> rope({.width = 4}, 1200);
+  const Positions positions{[](const Query& query) { return query.index; },
+                            [](const Query&, index_t key) { return key; }};
+  const auto top_left = [](const Query& query, index_t key) { return key <= query.index; };
+  for (const Shape& shape : shapes) {
+    check_mask<float>(shape, CausalTopLeft{}, top_left, {}, positions);
+    check_mask<double>(shape, CausalTopLeft{}, top_left, {}, positions);
+    if (shape.d % 2 == 0)
+      check_mask<float>(shape, CausalTopLeft{}, top_left, {.rope = &rope, .key_position = 40}, positions);
+    check_mask<float>(
+        shape, CausalTopLeft{} & SlidingWindow{20},
+        [&](const Query& query, index_t key) { return top_left(query, key) && key >= query.index - 20; }, {},
+        positions);
+  }
+}
+
 TEST_CASE("a prefix per batch entry is visible to all queries", "[attention][masks][slow]") {
   for (const Shape& shape : shapes) {
     for (const auto& prefix : {std::vector<index_t>{0, 1}, {17, 1000}, {130, -4}}) {

@@ -64,6 +64,42 @@ TEST_CASE("ALiBi lowers logits by distance", "[attention][scores]") {
   }
 }
 
+TEST_CASE("ALiBi of absolute distances lowers logits before and after the query", "[attention][scores]") {
+  const auto absolute = [](auto z, const Query& query, index_t key) {
+    using Z = decltype(z);
+    return z - static_cast<Z>(slopes[static_cast<std::size_t>(query.head)]) *
+                   static_cast<Z>(std::abs(key - query.position()));
+  };
+  const Alibi score(slopes, AlibiDistance::absolute);
+  const auto near = [](const Query& query, index_t key) { return std::abs(key - query.position()) <= 150; };
+  for (const Shape& shape : shapes) {
+    check_score(Problem<float>(shape), Full{}, all_keys, score, absolute);
+    check_score(Problem<double>(shape), SlidingWindow(150, 150), near, Alibi(4, AlibiDistance::absolute),
+                absolute);
+  }
+}
+
+template <class B>
+void check_sloped_bias(const Shape& shape, const std::array<index_t, 4>& strides) {
+  Numbers<B> matrix(shape);
+  const View<const B, 4> view(matrix.values.data(), matrix.extents, strides);
+  check_score(Problem<float>(shape), Causal{}, keys_before, SlopedBias(view, slopes),
+              [&](auto z, const Query& query, index_t key) {
+                using Z = decltype(z);
+                return z + static_cast<Z>(slopes[static_cast<std::size_t>(query.head)]) *
+                               static_cast<Z>(view(query.batch, query.head, query.index, key));
+              });
+}
+
+TEST_CASE("a sloped bias adds a matrix times the slope of the head", "[attention][scores]") {
+  for (const Shape& shape : shapes) {
+    check_sloped_bias<float>(shape, {0, shape.queries * shape.keys, shape.keys, 1});
+    check_sloped_bias<half>(shape, {shape.queries * shape.keys, 0, shape.keys, 1});
+    check_sloped_bias<double>(shape, {0, 0, shape.keys, 1});
+    check_sloped_bias<bfloat16>(shape, {1, 0, 2, 0});
+  }
+}
+
 template <class T, class B>
 void check_bias() {
   for (const Shape& shape : shapes) {

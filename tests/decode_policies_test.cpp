@@ -105,6 +105,12 @@ TEST_CASE("masks show keys of each sequence", "[decode]") {
     });
     check_mask(SlidingWindow{0}, [](const Query& query, index_t key) { return key == query.position(); });
   }
+  SECTION("Chunks, CausalTopLeft") {
+    check_mask(ssmax::Chunks{32}, [](const Query& query, index_t key) {
+      return key <= query.position() && key / 32 == query.position() / 32;
+    });
+    check_mask(ssmax::CausalTopLeft{}, [](const Query& query, index_t key) { return key <= query.index; });
+  }
   SECTION("PrefixLM") {
     check_mask(ssmax::PrefixLM{more}, [&](const Query& query, index_t key) {
       return key <= query.position() || key < at(more, query);
@@ -140,11 +146,35 @@ TEST_CASE("a document's queries are rotated as its keys in the cache were", "[de
   }
 }
 
+TEST_CASE("CausalTopLeft rotates queries over a cache to their index", "[decode]") {
+  const Rope<float> rope({.width = 16}, 100);
+  const Data<float> data({6, 2, 7, 16, 9, {100, 100}});
+  const KvCache<float> cache = filled<float>(data, &rope);
+  std::vector<float> out(static_cast<std::size_t>(2 * 6 * 7 * 9)), expected = out;
+  const View<const float, 4> q(data.q.data(), {2, 6, 7, 16});
+  ssmax::attention({.q = q, .keys = cache, .out = {out.data(), {2, 6, 7, 9}}, .rope = &rope},
+                   ssmax::CausalTopLeft{});
+  ssmax::attention({.q = q,
+                    .k = {data.k.data(), {2, 2, 100, 16}},
+                    .v = {data.v.data(), {2, 2, 100, 9}},
+                    .out = {expected.data(), {2, 6, 7, 9}},
+                    .rope = &rope},
+                   ssmax::CausalTopLeft{});
+  Real error = 0;
+  for (std::size_t i = 0; i < out.size(); ++i)
+    error = worse(error, std::abs(static_cast<Real>(out[i]) - static_cast<Real>(expected[i])));
+  CHECK(error < 2e-6L);
+}
+
 TEST_CASE("score functions receive the positions of each sequence", "[decode]") {
   const std::vector<double> slopes = ssmax::Alibi::slopes(6);
   const auto alibi = [&](Real z, index_t head, index_t distance) {
     return z + Real(slopes[static_cast<std::size_t>(head)]) * static_cast<Real>(distance);
   };
+  const auto absolute = [&](Real z, index_t head, index_t distance) {
+    return alibi(z, head, -std::abs(distance));
+  };
+  const auto every_key = [](const Query&, index_t) { return true; };
   const auto cap = [](Real z, index_t, index_t) { return Real(2) * std::tanh(z / 2); };
   const auto log_n = [](index_t, index_t, index_t n) { return std::log(static_cast<Real>(n)); };
   for (const Shape& shape : few_and_many) {
@@ -152,6 +182,8 @@ TEST_CASE("score functions receive the positions of each sequence", "[decode]") 
     const KvCache<float> cache = filled<float>(data);
     check(data, cache, Expected<float>(data, {.multiplier = log_n, .score = alibi}), LogN{}, Causal{},
           ssmax::Alibi{slopes});
+    check(data, cache, Expected<float>(data, {.visible = every_key, .score = absolute}), Softmax{},
+          ssmax::Full{}, ssmax::Alibi{slopes, ssmax::AlibiDistance::absolute});
     check(data, cache, Expected<float>(data, {.multiplier = log_n, .score = cap}), LogN{}, Causal{},
           ssmax::Softcap{2});
     check(data, cache,

@@ -46,13 +46,14 @@ static_assert(refuse_temporaries<Constructor<Lengths, Numbers>, Constructor<Pref
                                  Constructor<Documents, Numbers, void(), void(Numbers&, bool)>,
                                  Constructor<BlockSparse, std::vector<std::uint64_t>, void(SparseBlocks)>>);
 // Scores and scalings.
-static_assert(refuse_temporaries<Constructor<Alibi, Doubles>, Constructor<SSMax<float>, Floats>,
-                                 Constructor<SSMax<float>, Floats, void(Floats&)>,
-                                 Constructor<SSMax<float>, Floats, void(), void(Floats&)>,
-                                 Constructor<PerHead<float>, Floats>, Constructor<SizeTable<float>, Floats>,
-                                 Constructor<SizeTable<float>, Floats, void(Floats&)>,
-                                 Constructor<SizeTable<float>, Floats, void(Floats&, Floats&)>,
-                                 Constructor<SizeTable<float>, Floats, void(), void(float, float)>>);
+static_assert(refuse_temporaries<
+              Constructor<Alibi, Doubles>, Constructor<Alibi, Doubles, void(), void(AlibiDistance)>,
+              Constructor<SlopedBias<float>, Doubles, void(View<const float, 4>)>,
+              Constructor<SSMax<float>, Floats>, Constructor<SSMax<float>, Floats, void(Floats&)>,
+              Constructor<SSMax<float>, Floats, void(), void(Floats&)>, Constructor<PerHead<float>, Floats>,
+              Constructor<SizeTable<float>, Floats>, Constructor<SizeTable<float>, Floats, void(Floats&)>,
+              Constructor<SizeTable<float>, Floats, void(Floats&, Floats&)>,
+              Constructor<SizeTable<float>, Floats, void(), void(float, float)>>);
 // Sources of keys.
 static_assert(refuse_temporaries<Constructor<PageTable<int>, Ints, void(Table)>,
                                  Constructor<PageTable<int>, Ints, void(), void(Ints&, Ints&)>,

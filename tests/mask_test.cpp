@@ -162,6 +162,41 @@ TEST_CASE("windows of no and of one key to the left", "[mask]") {
   CHECK(picture(SlidingWindow(1), {1, 1, 4, 2}) == "..\n..\nx.\nxx\n");
 }
 
+TEST_CASE("chunks show the keys of the query's chunk up to the query", "[mask]") {
+  for_each_shape([](const QueryShape& shape) {
+    for (const index_t size : {index_t{1}, index_t{2}, index_t{3}, index_t{7}, unlimited}) {
+      INFO("chunks of " << size);
+      CHECK(refusal(Chunks(size), shape) == "");
+      CHECK(picture(Chunks(size), shape) == expected_picture(shape, [&](const Query& query, index_t key) {
+              return key <= stands_at(query) && key / size == stands_at(query) / size;
+            }));
+    }
+    CHECK(picture(Chunks(1), shape) == picture(SlidingWindow(0), shape));
+    CHECK(picture(Chunks(unlimited), shape) == picture(Causal{}, shape));
+  });
+  CHECK(picture(Chunks(2), {1, 1, 3, 5}) == "..x..\n..xx.\n....x\n");
+  CHECK(picture(Chunks(2), {1, 1, 4, 2}) == "..\n..\nx.\nxx\n");
+  // Chunks count from the first key of the sequence, documents do not move them.
+  const std::vector<index_t> cumulative{0, 3, 5};
+  CHECK(picture(Chunks(2) & Documents(cumulative, false), {1, 1, 5, 5}) ==
+        "x....\nxx...\n..x..\n...x.\n....x\n");
+}
+
+TEST_CASE("a top-left causal mask counts queries from the first key, also for joined masks", "[mask]") {
+  for_each_shape([](const QueryShape& shape) {
+    CHECK(picture(CausalTopLeft{}, shape) ==
+          expected_picture(shape, [](const Query& query, index_t key) { return key <= query.index; }));
+    if (shape.queries > shape.keys) return;  // the window of a query after the keys is outside of them
+    CHECK(picture(CausalTopLeft{} & SlidingWindow(1), shape) ==
+          expected_picture(shape, [](const Query& query, index_t key) {
+            return key <= query.index && key >= query.index - 1;
+          }));
+  });
+  CHECK(picture(CausalTopLeft{}, {1, 1, 2, 4}) == "x...\nxx..\n");
+  CHECK(picture(CausalTopLeft{}, {1, 1, 3, 2}) == "x.\nxx\nxx\n");
+  CHECK(ssmax::detail::query_position(Full{} & CausalTopLeft{}, {0, 0, 1, {1, 1, 3, 9}}) == 1);
+}
+
 TEST_CASE("a prefix is seen by all queries, the rest causally", "[mask]") {
   for_each_shape([](const QueryShape& shape) {
     for (index_t length = -2; length <= 12; ++length) {
@@ -203,6 +238,7 @@ TEST_CASE("windows and spans that do not fit are refused by name", "[mask]") {
   const std::vector<index_t> two(2, 1);
   CHECK(refusal(SlidingWindow(-1), shape) == "ssmax::SlidingWindow: left is -1, must be at least 0");
   CHECK(refusal(SlidingWindow(2, -1), shape) == "ssmax::SlidingWindow: right is -1, must be at least 0");
+  CHECK(refusal(Chunks(0), shape) == "ssmax::Chunks: size is 0, must be at least 1");
   CHECK(refusal(PrefixLM(two), shape) == "ssmax::PrefixLM: prefix has extent 2, batch entries are 3");
   CHECK(refusal(KeyLengths(two), shape) == "ssmax::KeyLengths: lengths has extent 2, batch entries are 3");
   CHECK(refusal(Causal{} & SlidingWindow(-1), shape) != "");

@@ -132,6 +132,9 @@ TEST_CASE("a plan over a source is bit-identical to attention", "[decode][plan][
     check_source_plan<ssmax::half, float>(shape, Causal{}, {}, false);
     check_source_plan<bfloat16, bfloat16>(shape, Causal{}, {}, false);
     check_source_plan<float, float>(shape, SlidingWindow{9}, {}, true);
+    check_source_plan<float, float>(shape, Chunks{64}, {}, false);
+    if (shape.queries < shape.keys - 1)
+      check_source_plan<float, float>(shape, CausalTopLeft{}, {.rope = &rope}, false);
   }
 }
 

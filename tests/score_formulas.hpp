@@ -29,10 +29,12 @@ struct Capped {
 struct Sloped {
   std::vector<double> slopes;
   Positions positions{};
+  bool is_absolute = false;
 
   template <class Z>
   Z distance(const Query& query, index_t key) const {
-    return static_cast<Z>(positions.of_key(query, key) - positions.of_query(query));
+    const index_t distance = positions.of_key(query, key) - positions.of_query(query);
+    return static_cast<Z>(is_absolute ? -std::abs(distance) : distance);
   }
   template <class Z>
   Z operator()(Z z, const Query& query, index_t key) const {

@@ -19,7 +19,8 @@ struct IgnoresItsKey {
   double derivative(double) const { return 1; }
 };
 
-static_assert(ssmax::Score<Identity> && ssmax::Score<Softcap> && ssmax::Score<Alibi>);
+static_assert(ssmax::Score<Identity> && ssmax::Score<Softcap> && ssmax::Score<Alibi> &&
+              ssmax::Score<SlopedBias<half>>);
 static_assert(ssmax::Score<Bias<float>> && ssmax::Score<Bias<double>> && ssmax::Score<Bias<ssmax::half>>);
 static_assert(ssmax::Score<Square> && ssmax::Score<ssmax::Composed<Square, Softcap>>);
 static_assert(!ssmax::Score<ssmax::Causal> && !ssmax::Score<IgnoresItsKey> && !ssmax::Score<int>);
@@ -175,6 +176,30 @@ TEST_CASE("ALiBi adds slope times distance, by head", "[score]") {
   CHECK(refusal(score, {1, 2, 1, 1}) == "ssmax::Alibi: slopes have extent 3, heads are 2");
 }
 
+TEST_CASE("ALiBi of absolute distances subtracts slope times |distance|", "[score]") {
+  const std::vector<double> slopes{0.5, 0.25, -3.0};
+  const Alibi score(slopes, AlibiDistance::absolute);
+  CHECK(score(1.5, key_at(0, 0, 3, 4)) == 1.5);
+  CHECK(score(1.5, key_at(0, 0, 3, 1)) == 1.5 - 0.5 * 3);
+  CHECK(score(1.5, key_at(1, 1, 0, 4)) == 1.5 - 0.25 * 3);
+  CHECK(score(1.5f, key_at(1, 2, 2, 0)) == 1.5f + 3.0f * 3);
+  CHECK(score(-infinity, key_at(0, 0, 3, 1)) == -infinity);
+}
+
+TEST_CASE("a sloped bias of another shape or number of heads is refused", "[score]") {
+  const std::vector<float> values = ramp<float>(200);
+  const std::vector<double> slopes{0.5, -2, 3};
+  const View<const float, 4> matrix(values.data(), {2, 3, 4, 5});
+  const SlopedBias score(matrix, slopes);
+  CHECK(score(0.5, key_at(1, 1, 3, 4)) == 0.5 - 2 * static_cast<double>(matrix(1, 1, 3, 4)));
+  check_derivative(score, key_at(1, 1, 3, 4));
+  CHECK(refusal(score, shape) == "");
+  CHECK(refusal(score, {2, 4, 4, 5}) ==
+        "ssmax::SlopedBias: matrix has extent 3 in dimension 1, the attention has 4");
+  CHECK(refusal(SlopedBias(matrix, std::span(slopes).first(2)), shape) ==
+        "ssmax::SlopedBias: slopes have extent 2, heads are 3");
+}
+
 TEST_CASE("ALiBi uses the positions of the mask", "[score]") {
   const std::vector<index_t> queries{0, 1, 2}, keys{0, 5, 7};
   const ssmax::Documents documents(queries, keys, true);
@@ -204,6 +229,28 @@ TEMPLATE_TEST_CASE("a bias is added, broadcast or not, from any type", "[score]"
     }
   }
   check_derivative(Bias<T>(full), key_at(1, 2, 3, 4));
+}
+
+TEMPLATE_TEST_CASE("is_mask finds every element that is not 0 or -inf", "[score]", float, double, ssmax::half,
+                   ssmax::bfloat16) {
+  using T = TestType;
+  const T zero(0.0F), masked(-std::numeric_limits<float>::infinity());
+  const std::array<index_t, 4> extents{2, 3, 4, 5};
+  std::vector<T> values(120, zero);
+  for (std::size_t i = 0; i < values.size(); i += 3) values[i] = masked;
+  values[1] = T(-0.0F);
+  const View<const T, 4> full(values.data(), extents), row(values.data(), extents, {0, 0, 0, 1});
+  CHECK(Bias(full).is_mask());
+  for (const float other : {1e-7F, -6e4F, 1.0F, std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN()}) {
+    for (const std::size_t i : {0U, 4U, 5U, 60U, 119U}) {
+      const T before = std::exchange(values[i], T(other));
+      CHECK(!Bias(full).is_mask());
+      CHECK(Bias(row).is_mask() == (i > 4));
+      values[i] = before;
+    }
+  }
+  CHECK(Bias(View<const T, 4>(nullptr, {2, 3, 0, 5}, {0, 0, 0, 1})).is_mask());
 }
 
 TEST_CASE("a bias finds its type by itself", "[score]") {

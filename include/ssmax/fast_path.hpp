@@ -72,12 +72,14 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// Scores of the library with kernels of their own: z' = z + slope(head)·distance, and z' = a·(z - a) + 1 with a of
-/// |distance|.
+/// Scores of the library with kernels of their own: z' = z + slope(head)·distance, z' = a·(z - a) + 1 with a of
+/// |distance|, and z' = z + slope(head)·row[key].
 template <class Score>
 inline constexpr bool has_slope_kernel = false;
 template <class Score>
 inline constexpr bool has_factor_kernel = false;
+template <class Score>
+inline constexpr bool has_row_slope = false;
 
 SSMAX_END
 /// @}

@@ -5,8 +5,10 @@
 /// |---|---|
 /// | Full | every key |
 /// | Causal | keys up to p; aligned bottom-right: the last query attends to the last key |
+/// | CausalTopLeft | query i of the call sees keys up to i; aligned top-left: query 0 attends to key 0 |
 /// | Lengths | the first `visible[r]` keys, for row r (softmax of ragged rows) |
 /// | SlidingWindow | keys p - left to p + right; with a third argument also the first keys |
+/// | Chunks | keys of p's chunk of `size` keys, up to p |
 /// | PrefixLM | keys up to p, and the first `prefix[b]` keys for every p |
 /// | KeyLengths | the first `lengths[b]` keys (padding) |
 /// | Documents | the keys of the query's document (packed sequences), all or up to p; positions restart |
@@ -63,6 +65,27 @@ struct Causal {
   /// Returns [0, p + 1).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
     return {0, std::max<index_t>(0, query.position() + 1)};
+  }
+};
+
+/// The causal mask of PyTorch's `is_causal=True`, aligned top-left: query i of the call sees keys 0 to i, n = min(i + 1,
+/// keys). The position of query i is i, also for a mask joined by & and for the rope over a source. Causal shows the
+/// same keys if there are as many queries as keys.
+struct CausalTopLeft {
+  /// The keys of a source have the positions of this mask: their places in the sequence.
+  static constexpr bool rotated_to_positions = true;
+
+  /// Returns [0, min(i + 1, keys)).
+  SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
+    return {0, std::min(query.index + 1, query.shape.keys)};
+  }
+  /// Returns i.
+  SSMAX_INLINE constexpr index_t query_position(const Query& query) const { return query.index; }
+  /// Returns the query with a shift, so that position() is i.
+  SSMAX_INLINE constexpr Query aligned(const Query& query) const {
+    Query result = query;
+    result.shift += query.index - query.position();
+    return result;
   }
 };
 
@@ -148,6 +171,24 @@ struct SlidingWindow {
 
 /// Deduces KeepsFirst from the number of arguments.
 SlidingWindow(index_t, index_t, index_t)->SlidingWindow<true>;
+
+/// A causal mask in chunks, as in Llama 4 (`attention_chunk_size` of its configuration, 8192): a query at position p sees
+/// the keys of its own chunk up to p, n = p % size + 1. Chunks begin at multiples of `size` keys from the first key of the
+/// sequence, also over a cache and in `Chunks & Documents`. Positions do not restart.
+struct Chunks {
+  index_t size;  ///< Keys per chunk, at least 1.
+
+  /// Sets size.
+  SSMAX_INLINE constexpr explicit Chunks(index_t keys_per_chunk) : size(keys_per_chunk) {}
+  /// Returns [p - p % size, p + 1). Exception: returns an empty range for p below 0.
+  SSMAX_INLINE constexpr KeyRange keys(const Query& query) const {
+    const index_t position = query.position();
+    if (position < 0) return {};
+    return {position - position % size, position + 1};
+  }
+  /// Throws std::invalid_argument if size is below 1.
+  SSMAX_INLINE void check(const QueryShape&) const { detail::check_at_least("Chunks", "size", size, 1); }
+};
 
 /// A causal mask with a prefix: the first prefix[b] keys are visible to all queries of batch entry b. The mask clamps
 /// prefix[b] to [0, keys].

@@ -6,8 +6,10 @@
 /// | Identity | z | 1 | |
 /// | Softcap | cap·tanh(z / cap) | 1 / cosh²(z / cap) | Gemma 2, arXiv:2408.00118 |
 /// | Alibi | z + slope_head·(position_j - position_i) | 1 | arXiv:2108.12409 |
+/// | Alibi, absolute | z - slope_head·\|position_j - position_i\| | 1 | others' ALiBi, also for keys after the query |
 /// | ScaleInvariant | a·z + 1 - a², a² = 1 + 2·ln(1 + t/τ), t the distance of i and j | a | arXiv:2505.17083 |
 /// | Bias | z + bias[batch, head, i, j] | 1 | |
+/// | SlopedBias | z + slope_head·matrix[batch, head, i, j] | 1 | ggml's `max_bias` |
 /// | a \| b | b(a(z)) | b'(a(z))·a'(z) | |
 ///
 /// The group `key` lists the members of a score function of your own.
@@ -156,18 +158,29 @@ template <class Range>
 struct slopes_are_double;
 }  // namespace shared
 
-/// z' = z + slope·(key position - query position), with one slope per head.
+/// The distance that Alibi multiplies by the slope.
+enum class AlibiDistance {
+  relative,  ///< key position - query position.
+  absolute   ///< -|key position - query position|. For keys up to the query, both distances are equal.
+};
+
+/// z' = z + slope·distance, with one slope per head. The distance is key position - query position, or as
+/// AlibiDistance says.
 struct Alibi {
-  std::span<const double> slopes_per_head;  ///< One number per head. Empty for the slopes of the paper.
-  index_t heads = 0;                        ///< Number of heads, of the slopes of the paper.
+  std::span<const double> slopes_per_head;       ///< One number per head. Empty for the slopes of the paper.
+  index_t heads = 0;                             ///< Number of heads, of the slopes of the paper.
+  AlibiDistance kind = AlibiDistance::relative;  ///< The distance that the slope multiplies.
 
   /// Uses the slopes of the paper. Throws std::invalid_argument for a negative number of heads.
-  SSMAX_INLINE constexpr explicit Alibi(index_t number_of_heads) : heads(number_of_heads) {
+  SSMAX_INLINE constexpr explicit Alibi(index_t number_of_heads,
+                                        AlibiDistance distance_kind = AlibiDistance::relative)
+      : heads(number_of_heads), kind(distance_kind) {
     if (heads < 0) detail::fail_value("Alibi", "heads", "are", heads, "must be at least", 0);
   }
   /// Uses slopes of your own, which must outlive the score.
-  SSMAX_INLINE constexpr explicit Alibi(KeptSpan<const double> slopes)
-      : slopes_per_head(slopes), heads(std::ssize(slopes)) {}
+  SSMAX_INLINE constexpr explicit Alibi(KeptSpan<const double> slopes,
+                                        AlibiDistance distance_kind = AlibiDistance::relative)
+      : slopes_per_head(slopes), heads(std::ssize(slopes)), kind(distance_kind) {}
   /// @cond
   template <shared::RangeOf<const float> Range, class Mistake = shared::slopes_are_double<Range>>
   Alibi(Range&&) SSMAX_REFUSE("ssmax::Alibi: slopes are double");
@@ -192,10 +205,15 @@ struct Alibi {
     const auto i = static_cast<double>(head);
     return std::exp2(-8.0 * (i < lower ? i + 1 : i - lower + 0.5) / lower);
   }
-  /// Returns z + slope·(key position - query position).
+  /// Returns the distance, computed from key position - query position.
+  SSMAX_INLINE constexpr index_t distance(index_t relative) const {
+    return kind == AlibiDistance::absolute ? std::min(relative, -relative) : relative;
+  }
+  /// Returns z + slope·distance.
   template <std::floating_point T>
   SSMAX_INLINE constexpr T operator()(T z, const Key& key) const {
-    return z + static_cast<T>(slope(key.query.head)) * static_cast<T>(key.key_position - key.query_position);
+    return z + static_cast<T>(slope(key.query.head)) *
+                   static_cast<T>(distance(key.key_position - key.query_position));
   }
   /// Returns 1.
   template <std::floating_point T>
@@ -211,7 +229,7 @@ struct Alibi {
   [[nodiscard]] SSMAX_INLINE constexpr AlibiGradient gradient(std::span<double> dslopes) const;
 };
 
-/// Alibi with the gradient of its slopes: dslopes[head] += Σ dz·(key position - query position).
+/// Alibi with the gradient of its slopes: dslopes[head] += Σ dz·distance.
 struct AlibiGradient : Alibi {
   std::span<double> dslopes;  ///< One number per head, added to.
 
@@ -219,10 +237,10 @@ struct AlibiGradient : Alibi {
   SSMAX_INLINE constexpr AlibiGradient(const Alibi& score, std::span<double> gradients)
       : Alibi(score), dslopes(gradients) {}
 
-  /// Returns dz'/dslope = key position - query position.
+  /// Returns dz'/dslope = distance.
   template <std::floating_point T>
   SSMAX_INLINE constexpr T parameter_derivative(T, const Key& key) const {
-    return static_cast<T>(key.key_position - key.query_position);
+    return static_cast<T>(distance(key.key_position - key.query_position));
   }
   /// Adds to the element of the query's head.
   SSMAX_INLINE void accumulate(const Query& query, double dslope) const {
@@ -266,6 +284,24 @@ class Bias {
   /// Returns the query's row of the bias, or null if the last stride is not 1.
   SSMAX_INLINE constexpr const T* row(const Query& query) const {
     return bias_.stride(3) == 1 ? detail::row_of(bias_, query.batch, query.head, query.index) : nullptr;
+  }
+  /// Returns true if every element is 0 or -inf: then the mask MatrixMask(bias) gives the same weights without this
+  /// score. Reads every element once, a dimension of stride 0 as one element.
+  [[nodiscard]] bool is_mask() const {
+    const auto stored = [this](int i) {
+      return std::min(bias_.extent(i), bias_.stride(i) == 0 ? 1 : bias_.extent(i));
+    };
+    for (index_t b = 0; b < stored(0); ++b) {
+      for (index_t h = 0; h < stored(1); ++h) {
+        for (index_t q = 0; q < stored(2); ++q) {
+          for (index_t k = 0; k < stored(3); ++k) {
+            const auto x = static_cast<double>(bias_(b, h, q, k));
+            if (x != 0 && x != -std::numeric_limits<double>::infinity()) return false;
+          }
+        }
+      }
+    }
+    return true;
   }
   /// Throws std::invalid_argument unless the bias has the extents of the queries and keys.
   SSMAX_INLINE void check(const QueryShape& shape) const {
@@ -344,6 +380,55 @@ inline constexpr bool by_row<Bias<T>> = true;
 /// Vectorized.
 template <class T, class G>
 inline constexpr bool by_row<BiasGradient<T, G>> = true;
+
+/// z' = z + slope·matrix[batch, head, query, key], with one slope per head. ggml's `max_bias` computes the bias in this way
+/// from its mask. A dimension of stride 0 is broadcast. The last stride is 1 or 0. T is float, double, half or bfloat16.
+///
+/// Join the mask MatrixMask if the matrix has elements of -inf: 0·-inf is NaN, and a negative slope makes +inf of -inf.
+template <class T>
+class SlopedBias {
+ public:
+  /// Stores matrix [batch, heads, queries, keys] and the slopes, one per head. Both must outlive the score.
+  SSMAX_INLINE constexpr SlopedBias(const View<const T, 4>& matrix, KeptSpan<const double> slopes)
+      : matrix_(matrix), slopes_(slopes) {}
+
+  /// Returns the slope of a head.
+  SSMAX_INLINE constexpr double slope(index_t head) const { return slopes_[static_cast<std::size_t>(head)]; }
+  /// Returns z + slope·matrix.
+  template <std::floating_point Z>
+  SSMAX_INLINE constexpr Z operator()(Z z, const Key& key) const {
+    const Query& query = key.query;
+    return z + static_cast<Z>(slope(query.head)) *
+                   static_cast<Z>(matrix_(query.batch, query.head, query.index, key.index));
+  }
+  /// Returns 1.
+  template <std::floating_point Z>
+  SSMAX_INLINE constexpr Z derivative(Z, const Key&) const {
+    return Z{1};
+  }
+  /// Returns the query's row of the matrix, or null if the last stride is not 1.
+  SSMAX_INLINE constexpr const T* row(const Query& query) const {
+    return matrix_.stride(3) == 1 ? detail::row_of(matrix_, query.batch, query.head, query.index) : nullptr;
+  }
+  /// Throws std::invalid_argument unless the matrix has the extents of the queries and keys and there is one slope per
+  /// head.
+  SSMAX_INLINE void check(const QueryShape& shape) const {
+    detail::check_matrix("SlopedBias", "matrix", matrix_, shape);
+    detail::check_equal("SlopedBias", "slopes", "have extent", std::ssize(slopes_), "heads are", shape.heads);
+  }
+
+ private:
+  View<const T, 4> matrix_;
+  std::span<const double> slopes_;
+};
+
+/// Deduces T from a view.
+template <class T, class Slopes>
+SlopedBias(View<T, 4>, Slopes&&) -> SlopedBias<std::remove_const_t<T>>;
+
+/// Vectorized.
+template <class T>
+inline constexpr bool by_row<SlopedBias<T>> = true;
 
 /// Applies A, then B: z' = b(a(z)).
 template <Score A, Score B>
@@ -478,6 +563,8 @@ template <>
 inline constexpr bool has_slope_kernel<AlibiGradient> = true;
 template <>
 inline constexpr bool has_factor_kernel<ScaleInvariant> = true;
+template <class T>
+inline constexpr bool has_row_slope<SlopedBias<T>> = true;
 
 SSMAX_END
 /// @}

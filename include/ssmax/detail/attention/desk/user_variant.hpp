@@ -223,20 +223,13 @@ class UserVariant : public Interface {
   template <class Part>
   void apply_score(const Part& part, const Logits<Compute>& logits,
                    const TileScratch<Compute>& memory) const {
-    const index_t width = memory.kernels.width;
     if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), logits, memory);
       apply_score(part.second(), logits, memory);
     } else if constexpr (uses_lanes<Part>) {
       for_each_key_lanes<Part>(logits, memory, [&](index_t, const auto& lanes) { part.apply(lanes); });
     } else if constexpr (has_slope_kernel<Part> && !has_key_position<M>) {
-      Compute *slope = memory.lane.slope, *distance = memory.lane.distance;
-      for (index_t lane = 0; lane < width; ++lane) {
-        const Query& query = logits.rows[lane].query;
-        slope[lane] = static_cast<Compute>(part.slope(query.head));
-        distance[lane] = static_cast<Compute>(logits.keys.begin - query_position(query));
-      }
-      kernels<ScoreKernels<Compute>>().ramp(logits.s, logits.keys.size(), slope, distance);
+      add_slopes(part, logits, memory);
     } else if constexpr (by_row<Part>) {
       add_rows(part, logits, memory);
     } else if constexpr (scales_by_distance<Part>) {
@@ -270,6 +263,30 @@ class UserVariant : public Interface {
     }
   }
 
+  /// Adds slope·distance. An absolute distance changes its sign at the query's position: the keys between two such
+  /// positions take one call of the kernel.
+  template <class Part>
+  void add_slopes(const Part& part, const Logits<Compute>& logits, const TileScratch<Compute>& memory) const {
+    const index_t keys = logits.keys.size(), width = memory.kernels.width;
+    Compute *slope = memory.lane.slope, *distance = memory.lane.distance;
+    for (index_t lane = 0; lane < width; ++lane) {
+      const Query& query = logits.rows[lane].query;
+      slope[lane] = static_cast<Compute>(part.slope(query.head));
+      distance[lane] = static_cast<Compute>(logits.keys.begin - query_position(query));
+    }
+    const auto ramp = kernels<ScoreKernels<Compute>>().ramp;
+    if (part.kind == AlibiDistance::relative) return ramp(logits.s, keys, slope, distance);
+    for (index_t begin = 0, end = 0; begin < keys; begin = end) {
+      end = keys;
+      for (index_t lane = 0; lane < width; ++lane) {
+        if (distance[lane] == 0 || (distance[lane] > 0 && begin == 0)) slope[lane] = -slope[lane];
+        if (distance[lane] < 0) end = std::min(end, begin - static_cast<index_t>(distance[lane]));
+      }
+      ramp(logits.s + begin * memory.tile_lanes, end - begin, slope, distance);
+      for (index_t lane = 0; lane < width; ++lane) distance[lane] += static_cast<Compute>(end - begin);
+    }
+  }
+
   /// True if a score is vectorized by factors of the distance.
   template <class Part>
   static constexpr bool scales_by_distance = has_factor_kernel<Part> && !has_key_position<M>;
@@ -300,6 +317,7 @@ class UserVariant : public Interface {
   }
 
   /// Adds the rows of a by_row score: converts the rows to Compute if needed, and transposes them into lanes.
+  /// Multiplies each row by the slope of its head if the score has slopes.
   template <class Part>
   void add_rows(const Part& part, const Logits<Compute>& logits, const TileScratch<Compute>& memory) const {
     const index_t count = std::min(logits.keys.size(), logits.length - logits.keys.begin),
@@ -308,8 +326,11 @@ class UserVariant : public Interface {
       const auto* numbers = part.row(logits.rows[lane].query);
       if (numbers == nullptr) return apply_each(part, logits, memory);
       memory.in[lane] = converted(numbers + logits.keys.begin, count, memory.wide + lane * key_block);
+      if constexpr (has_row_slope<Part>)
+        memory.lane.slope[lane] = static_cast<Compute>(part.slope(logits.rows[lane].query.head));
     }
-    memory.kernels.transpose(memory.in, width, count, nullptr, memory.transposed, width);
+    const Compute* slope = has_row_slope<Part> ? memory.lane.slope : nullptr;
+    memory.kernels.transpose(memory.in, width, count, slope, memory.transposed, width);
     kernels<ScoreKernels<Compute>>().add(logits.s, count, memory.transposed);
   }
 
@@ -338,7 +359,7 @@ class UserVariant : public Interface {
       const Compute slope = static_cast<Compute>(part.slope(row.query.head));
       for_each_block(s, keys, [&](Compute* z, KeyRange block, Compute* distance) {
         for (index_t key = block.begin; key < block.end; ++key) {
-          distance[key - block.begin] = static_cast<Compute>(key - position);
+          distance[key - block.begin] = static_cast<Compute>(part.distance(key - position));
         }
         kernels<ScoreKernels<Compute>>().ramp_row(z, block.size(), slope, distance);
       });
@@ -352,8 +373,13 @@ class UserVariant : public Interface {
       const auto* numbers = part.row(row.query);
       if (numbers == nullptr) return apply_each(part, s, keys, row);
       for_each_block(s, keys, [&](Compute* z, KeyRange block, Compute* scratch) {
-        kernels<ScoreKernels<Compute>>().add_row(z, block.size(),
-                                                 converted(numbers + block.begin, block.size(), scratch));
+        const Compute* added = converted(numbers + block.begin, block.size(), scratch);
+        if constexpr (has_row_slope<Part>) {
+          const auto slope = static_cast<Compute>(part.slope(row.query.head));
+          kernels<ScoreKernels<Compute>>().ramp_row(z, block.size(), slope, added);
+        } else {
+          kernels<ScoreKernels<Compute>>().add_row(z, block.size(), added);
+        }
       });
     } else {
       apply_each(part, s, keys, row);
