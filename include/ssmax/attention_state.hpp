@@ -170,8 +170,8 @@ void merge(const AttentionState<T>& into, const std::type_identity_t<AttentionSt
 ///
 ///     lse = ln(exp(lse_1) + exp(lse_2)),  out = exp(lse_1 - lse)·out_1 + exp(lse_2 - lse)·out_2
 ///
-/// A row of out whose lse is -inf counts as 0, also if it has NaN. If both lse are -inf, out is 0 and lse is -inf. An lse
-/// of NaN or +inf makes out and lse of its query NaN. |error of out| <= (max(abs(lse_1), abs(lse_2)) + 4) · ε · Σ p·|v|,
+/// A row of out whose lse is -inf counts as 0, also if it has NaN. If both lse are -inf, out is 0 and lse is -inf. An
+/// lse of NaN or +inf makes out and lse of its query NaN. |error of out| <= (max(|lse_1|, |lse_2|) + 4) · ε · Σ p·|v|,
 /// because lse is rounded. States have no such error. `result` may be `first`, and must not overlap otherwise. Sinks
 /// must be in one of both only. Throws std::invalid_argument before anything is written. Does not allocate. You write T
 /// if you pass braces. Source: arXiv:2501.01005 (FlashInfer).

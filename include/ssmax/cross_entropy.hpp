@@ -9,8 +9,8 @@
 /// other rows. If count is 0, the loss is 0. Rows of float, half and bfloat16 are computed in float, rows of double
 /// in double. The sum over rows is in double.
 ///
-/// The options add label smoothing ε, class weights w, a softcap and a z-loss with the factor ζ. For one row with target
-/// t and C classes:
+/// The options add label smoothing ε, class weights w, a softcap and a z-loss with the factor ζ. For one row with
+/// target t and C classes:
 ///
 ///     x_j       = softcap·tanh(z_j / softcap), or z_j without a softcap
 ///     lse       = ln Σ_j exp(x_j),  p_j = exp(x_j - lse)
@@ -34,8 +34,8 @@
 /// | one class | without a z-loss, loss and gradient are exactly 0 |
 /// | a probability that softmax.hpp may flush to 0 | the loss of this target is finite, within double's range |
 ///
-/// Finite logits may have any size. Exception: with label smoothing, two logits may differ by at most the largest float,
-/// or double for rows of double. A loss is never negative.
+/// Finite logits may have any size. Exception: with label smoothing, two logits may differ by at most the largest
+/// float, or double for rows of double. A loss is never negative.
 ///
 /// | result | bound of the error in float | in double |
 /// |---|---|---|
@@ -102,8 +102,8 @@ namespace detail {
 inline constexpr index_t max_loss_calls = 256;
 inline constexpr index_t min_call_logits = 16'384;
 
-/// Returns the number of targets that are not ignored, and the sum of their weights. Throws at the first target that is
-/// not a class.
+/// Returns the number of targets that are not ignored, and the sum of their weights. Throws at the first target that
+/// is not a class.
 inline CrossEntropy count_targets(Integers targets, const CrossEntropyOptions& options, index_t classes) {
   CrossEntropy result{};
   for (std::size_t row = 0; row < targets.size(); ++row) {
