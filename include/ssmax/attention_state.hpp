@@ -24,6 +24,7 @@
 /// AttentionState has the states of whole tensors.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -48,6 +49,13 @@ struct AttentionState {
   View<T, 3> shift{},  ///< [batch, heads, queries].
       sum{};           ///< [batch, heads, queries].
   View<T, 4> o{};      ///< [batch, heads, queries, dv].
+};
+
+/// The results of attention over some keys, T = float or double.
+template <class T>
+struct AttentionResult {
+  View<T, 4> out;  ///< [batch, heads, queries, dv].
+  View<T, 3> lse;  ///< [batch, heads, queries]: ln Σ exp(c·z), or -inf if no key is visible.
 };
 
 SSMAX_END
@@ -127,6 +135,19 @@ void merge_state(const AttentionState<T>& into, const AttentionState<T>& other) 
   }
 }
 
+/// Throws unless `result` and one of the results that it is merged from fit.
+template <class T>
+void check_merged_result(const AttentionResult<T>& result, const char* out_name, const View<const T, 4>& out,
+                         const char* lse_name, const View<const T, 3>& lse) {
+  const char* function = "merge";
+  check_view(function, out_name, out);
+  check_view(function, lse_name, lse);
+  check_same_extents(function, out_name, out, "result.out", result.out);
+  check_same_extents(function, lse_name, lse, "result.lse", result.lse);
+  check_no_overlap(function, "result.out", result.out, lse_name, lse);
+  check_no_overlap(function, "result.lse", result.lse, out_name, out);
+}
+
 }  // namespace detail
 
 /// Merges all of `others` into `into`, in their order. The result does not depend on the thread or the time at which
@@ -143,6 +164,56 @@ void merge(const AttentionState<T>& into, std::span<const std::type_identity_t<A
 template <class T>
 void merge(const AttentionState<T>& into, const std::type_identity_t<AttentionState<T>>& other) {
   merge(into, std::span<const AttentionState<T>>(&other, 1));
+}
+
+/// Merges (out, lse) of attention over two sets of keys: the result over the keys of both.
+///
+///     lse = ln(exp(lse_1) + exp(lse_2)),  out = exp(lse_1 - lse)·out_1 + exp(lse_2 - lse)·out_2
+///
+/// A row of out whose lse is -inf counts as 0, also if it has NaN. If both lse are -inf, out is 0 and lse is -inf. An
+/// lse of NaN or +inf makes out and lse of its query NaN. |error of out| <= (max(|lse_1|, |lse_2|) + 4) · ε · Σ p·|v|,
+/// because lse is rounded. States have no such error. `result` may be `first`, and must not overlap otherwise. Sinks
+/// must be in one of both only. Throws std::invalid_argument before anything is written. Does not allocate. You write T
+/// if you pass braces. Source: arXiv:2501.01005 (FlashInfer).
+template <class T>
+void merge(const std::type_identity_t<AttentionResult<const T>>& first,
+           const std::type_identity_t<AttentionResult<const T>>& second, const AttentionResult<T>& result) {
+  const char* function = "merge";
+  detail::check_output(function, "result.out", result.out);
+  detail::check_output(function, "result.lse", result.lse);
+  for (int i = 0; i < 3; ++i)
+    detail::check_extent(function, "result.lse", result.lse, i, "result.out", result.out, i);
+  detail::check_no_overlap(function, "result.lse", result.lse, "result.out", result.out);
+  detail::check_merged_result(result, "first.out", first.out, "first.lse", first.lse);
+  detail::check_merged_result(result, "second.out", second.out, "second.lse", second.lse);
+  detail::check_in_place_or_no_overlap(function, "result.out", result.out, "first.out", first.out);
+  detail::check_in_place_or_no_overlap(function, "result.lse", result.lse, "first.lse", first.lse);
+  detail::check_no_overlap(function, "result.out", result.out, "second.out", second.out);
+  detail::check_no_overlap(function, "result.lse", result.lse, "second.lse", second.lse);
+
+  const View<T, 4> to = detail::addressable(result.out);
+  const View<const T, 4> from = detail::addressable(first.out), other = detail::addressable(second.out);
+  constexpr double masked = -std::numeric_limits<double>::infinity();
+  const auto term = [](T factor, T value) { return factor == 0 ? T{0} : factor * value; };
+  for (index_t b = 0; b < to.extent(0); ++b) {
+    for (index_t h = 0; h < to.extent(1); ++h) {
+      for (index_t i = 0; i < to.extent(2); ++i) {
+        const auto lse_1 = static_cast<double>(first.lse(b, h, i));
+        const auto lse_2 = static_cast<double>(second.lse(b, h, i));
+        const double top = std::max(lse_1, lse_2);
+        const double weight_1 = lse_1 == masked ? 0 : std::exp(lse_1 - top);
+        const double weight_2 = lse_2 == masked ? 0 : std::exp(lse_2 - top);
+        const double sum = weight_1 + weight_2;
+        const auto factor_1 = static_cast<T>(sum == 0 ? 0 : weight_1 / sum);
+        const auto factor_2 = static_cast<T>(sum == 0 ? 0 : weight_2 / sum);
+        const T *out_1 = detail::row_of(from, b, h, i), *out_2 = detail::row_of(other, b, h, i);
+        T* out = detail::row_of(to, b, h, i);
+        for (index_t c = 0; c < to.extent(3); ++c)
+          out[c] = term(factor_1, out_1[c]) + term(factor_2, out_2[c]);
+        result.lse(b, h, i) = static_cast<T>(sum == 0 ? masked : top + std::log(sum));
+      }
+    }
+  }
 }
 
 /// Writes out = o / sum and, unless lse is `View{}`, lse = ln Σ exp(c·z). With sinks, adds one sink per head to the

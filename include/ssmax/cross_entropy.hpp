@@ -9,16 +9,33 @@
 /// other rows. If count is 0, the loss is 0. Rows of float, half and bfloat16 are computed in float, rows of double
 /// in double. The sum over rows is in double.
 ///
+/// The options add label smoothing ε, class weights w, a softcap and a z-loss with the factor ζ. For one row with
+/// target t and C classes:
+///
+///     x_j       = softcap·tanh(z_j / softcap), or z_j without a softcap
+///     lse       = ln Σ_j exp(x_j),  p_j = exp(x_j - lse)
+///     l         = (1 - ε)·w_t·(lse - x_t) + ε/C·Σ_j w_j·(lse - x_j) + ζ·lse²
+///     loss      = Σ_i l_i / Σ_i w_t(i)                              over the rows i that are not ignored
+///     mass      = (1 - ε)·w_t + ε/C·Σ_j w_j + 2·ζ·lse
+///     dlogits_j = dloss/Σ_i w_t(i) · (1 - (x_j/softcap)²) · (mass·p_j - ε/C·w_j - (1 - ε)·w_t·[j = t])
+///
+/// Smoothing and weights have the definition of PyTorch's cross_entropy with reduction "mean". Sources: label smoothing
+/// arXiv:1512.00567, softcap arXiv:2408.00118 (Gemma 2), z-loss arXiv:2204.02311 (PaLM, ζ = 1e-4). The weights do not
+/// multiply the z-loss. If Σ_i w_t(i) is 0, loss and dlogits are 0.
+///
 /// | special value | result |
 /// |---|---|
-/// | a logit of -inf | probability 0, gradient 0 |
+/// | a logit of -inf | probability 0, gradient 0; with ε > 0 and a weight above 0: loss +inf, gradient by the formula |
 /// | a target's logit of -inf | loss +inf; gradient by the formula: -dloss/count for the target |
+/// | -inf with a softcap | stays -inf; gradient 0 |
 /// | a row with only -inf | loss +inf, gradient 0 |
 /// | NaN or +inf in a row | loss NaN, dlogits of this row NaN, dlogits of other rows unaffected |
-/// | one class | loss and gradient are exactly 0 |
+/// | +inf with a softcap | becomes the softcap; gradient 0 |
+/// | one class | without a z-loss, loss and gradient are exactly 0 |
 /// | a probability that softmax.hpp may flush to 0 | the loss of this target is finite, within double's range |
 ///
-/// Finite logits may have any size. A loss is never negative.
+/// Finite logits may have any size. Exception: with label smoothing, two logits may differ by at most the largest
+/// float, or double for rows of double. A loss is never negative.
 ///
 /// | result | bound of the error in float | in double |
 /// |---|---|---|
@@ -27,7 +44,13 @@
 /// | dlogits of the target | 1e-6·abs(dloss)/count | 2e-15·abs(dloss)/count |
 ///
 /// The worst case is a row with thousands of small terms and one large term. Normally distributed logits have a third
-/// of this error.
+/// of this error. With other options, u is 1e-6·(1 + softcap) in float and 2e-15·(1 + softcap) in double:
+///
+/// | result | bound of the error |
+/// |---|---|
+/// | loss of a row | u·((1 - ε)·w_t·max(1, lse - x_t) + ε/C·Σ_j w_j·max(1, lse - x_j) + 2·ζ·max(1, lse²)) |
+/// | dlogits | u·abs(dloss)/Σ_i w_t(i) · (m·p_j + ε/C·w_j), m = (1 - ε)·w_t + ε/C·Σ_j w_j + 2·ζ·max(1, abs(lse)) |
+/// | dlogits of the target | the same with 1 in place of p_j |
 ///
 /// The executor distributes rows. The number of rows per task and the order of the sums depend on the extents only.
 /// So loss and gradient are bit-identical for every executor. The loss is also bit-identical with and without
@@ -37,6 +60,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <span>
 #include <type_traits>
 
@@ -50,16 +74,22 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// The optional arguments of cross_entropy.
+/// The optional arguments of cross_entropy. `weights` and `losses` are your memory.
 struct CrossEntropyOptions {
-  index_t ignored = -100;  ///< Target of rows that are ignored; may be a class.
-  double dloss = 1;        ///< The gradient of the loss.
+  index_t ignored = -100;           ///< Target of rows that are ignored; may be a class.
+  double dloss = 1;                 ///< The gradient of the loss.
+  double label_smoothing = 0;       ///< ε, from 0 to 1.
+  KeptSpan<const float> weights{};  ///< w, one finite number of at least 0 per class. Empty: 1.
+  double softcap = 0;               ///< A normal float of at most 500,000. 0: logits are not capped.
+  double z_loss = 0;                ///< ζ, finite and at least 0.
+  View<double, 1> losses{};         ///< Receives l_i of every row; 0 for ignored rows. May be left out.
 };
 
 /// The result of cross_entropy.
 struct CrossEntropy {
-  double loss;    ///< The mean over `count` rows.
-  index_t count;  ///< Number of rows that are not ignored.
+  double loss;        ///< Σ l_i / weight_sum.
+  index_t count;      ///< Number of rows that are not ignored.
+  double weight_sum;  ///< Σ w of their targets; `count` without weights.
 };
 
 SSMAX_END
@@ -72,19 +102,61 @@ namespace detail {
 inline constexpr index_t max_loss_calls = 256;
 inline constexpr index_t min_call_logits = 16'384;
 
-/// Returns the number of targets that are not ignored. Throws at the first target that is not a class.
-inline index_t count_targets(Integers targets, index_t ignored, index_t classes) {
-  index_t count = 0;
+/// Returns the number of targets that are not ignored, and the sum of their weights. Throws at the first target that
+/// is not a class.
+inline CrossEntropy count_targets(Integers targets, const CrossEntropyOptions& options, index_t classes) {
+  CrossEntropy result{};
   for (std::size_t row = 0; row < targets.size(); ++row) {
     const index_t target = targets[row];
-    if (target == ignored) continue;
+    if (target == options.ignored) continue;
     if (target < 0 || target >= classes) {
       fail_format("ssmax::cross_entropy: targets has class %td in row %td, logits has %td classes", target,
                   static_cast<index_t>(row), classes);
     }
-    ++count;
+    ++result.count;
+    if (!options.weights.empty())
+      result.weight_sum += static_cast<double>(options.weights[static_cast<std::size_t>(target)]);
   }
-  return count;
+  if (options.weights.empty()) result.weight_sum = static_cast<double>(result.count);
+  return result;
+}
+
+/// Returns the terms of the loss. Throws for an option out of its range.
+inline LossTerms loss_terms(const CrossEntropyOptions& options, index_t classes) {
+  const char* function = "cross_entropy";
+  const auto check = [&](const char* name, double value, double least, double most) {
+    if (value >= least && value <= most) return;
+    fail_format("ssmax::%s: %s is %g, must be from %g to %g", function, name, value, least, most);
+  };
+  check("label_smoothing", options.label_smoothing, 0, 1);
+  check("z_loss", options.z_loss, 0, std::numeric_limits<double>::max());
+  if (options.softcap != 0)
+    check("softcap", options.softcap, static_cast<double>(std::numeric_limits<float>::min()), 500'000);
+  const auto size = static_cast<index_t>(options.weights.size());
+  LossTerms terms{options.label_smoothing, options.softcap, options.z_loss, nullptr,
+                  static_cast<double>(classes)};
+  if (size == 0) return terms;
+  if (size != classes) fail_extent(function, "weights", 0, size, "logits", classes);
+  terms.weights = options.weights.data();
+  terms.weight_sum = 0;
+  for (const float weight : options.weights) {
+    check("a weight", static_cast<double>(weight), 0, static_cast<double>(std::numeric_limits<float>::max()));
+    terms.weight_sum += static_cast<double>(weight);
+  }
+  return terms;
+}
+
+/// Throws unless `losses` has one number per row and overlaps no other argument.
+template <class T>
+void check_losses(const View<double, 1>& losses, const View<const T, 2>& logits, Integers targets,
+                  const View<T, 2>& dlogits, std::span<const float> weights) {
+  const char* function = "cross_entropy";
+  check_output(function, "losses", losses);
+  check_extent(function, "losses", losses, 0, "logits", logits, 0);
+  check_no_overlap(function, "losses", losses, "logits", logits);
+  check_no_overlap(function, "losses", losses, "dlogits", dlogits);
+  check_no_overlap(function, "losses", losses, "targets", View<const std::byte, 1>(targets.bytes()));
+  check_no_overlap(function, "losses", losses, "weights", View<const float, 1>(weights));
 }
 
 }  // namespace detail
@@ -110,17 +182,25 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
   detail::check_view(function, "logits", logits);
   const auto targets_size = static_cast<index_t>(targets.size());
   if (targets_size != rows) detail::fail_extent(function, "targets", 0, targets_size, "logits", rows);
+  const detail::LossTerms terms = detail::loss_terms(options, classes);
   if (wants_gradient) {
     detail::check_output(function, "dlogits", dlogits);
     detail::check_same_extents(function, "dlogits", dlogits, "logits", logits);
     detail::check_in_place_or_no_overlap(function, "dlogits", dlogits, "logits", logits);
     detail::check_no_overlap(function, "dlogits", dlogits, "targets",
                              View<const std::byte, 1>(targets.bytes()));
+    detail::check_no_overlap(function, "dlogits", dlogits, "weights", View<const float, 1>(options.weights));
   }
-  const index_t count = detail::count_targets(targets, options.ignored, classes);
-  if (logits.empty() || (count == 0 && !wants_gradient)) return {0.0, count};
+  const bool wants_losses = detail::is_given(options.losses);
+  if (wants_losses) detail::check_losses(options.losses, logits, targets, dlogits, options.weights);
+  CrossEntropy result = detail::count_targets(targets, options, classes);
+  if (wants_losses)
+    for (index_t row = 0; row < rows; ++row) options.losses(row) = 0;
+  if (logits.empty() || (result.count == 0 && !wants_gradient)) return result;
 
-  const double factor = count == 0 ? 0.0 : options.dloss / static_cast<double>(count);
+  const bool is_plain =
+      terms.label_smoothing == 0 && terms.weights == nullptr && terms.softcap == 0 && terms.z_loss == 0;
+  const double factor = result.weight_sum == 0 ? 0.0 : options.dloss / result.weight_sum;
   const auto up = [](index_t a, index_t b) { return (a + b - 1) / b; };
   const index_t rows_of_call =
       std::max(up(rows, detail::max_loss_calls), up(detail::min_call_logits, classes));
@@ -133,7 +213,12 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
       const index_t target = targets[static_cast<std::size_t>(row)];
       T* to = wants_gradient ? &dlogits(row, 0) : nullptr;
       if (target != options.ignored) {
-        sum += compiled::cross_entropy_row(kernels, &logits(row, 0), classes, target, factor, to);
+        const T* from = &logits(row, 0);
+        const double loss = is_plain ? compiled::cross_entropy_row(kernels, from, classes, target, factor, to)
+                                     : compiled::weighted_cross_entropy_row(kernels, from, classes, target,
+                                                                            terms, factor, to);
+        if (wants_losses) options.losses(row) = loss;
+        sum += loss;
       } else if (wants_gradient) {
         detail::fill_row(to, classes, 0.0f);
       }
@@ -142,7 +227,8 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
   });
   double total = 0;
   for (index_t call = 0; call < calls; ++call) total += losses[call];
-  return {count == 0 ? 0.0 : total / static_cast<double>(count), count};
+  if (result.weight_sum != 0) result.loss = total / result.weight_sum;
+  return result;
 }
 
 SSMAX_END

@@ -26,14 +26,16 @@ SSMAX_INSTANTIATE(double, double)
 template void softmax_lone_rows(const SoftmaxKernels<float>&, const LoneRow<float>*, index_t);
 template void softmax_lone_rows(const SoftmaxKernels<double>&, const LoneRow<double>*, index_t);
 
-#define SSMAX_INSTANTIATE(X)                                                                               \
-  template double logsumexp_row(const RowKernels<ComputeType<X>>&, const X*, index_t, double);             \
-  template double softmax_gradient(const SoftmaxGradientKernels<ComputeType<X>>&, const GradientRows<X>&,  \
-                                   double, double*);                                                       \
-  template double log_softmax_gradient(const SoftmaxGradientKernels<ComputeType<X>>&,                      \
-                                       const GradientRows<X>&, double, double*);                           \
-  template double cross_entropy_row(const RowKernels<ComputeType<X>>&, const X*, index_t, index_t, double, \
-                                    X*);
+#define SSMAX_INSTANTIATE(X)                                                                                \
+  template double logsumexp_row(const RowKernels<ComputeType<X>>&, const X*, index_t, double);              \
+  template double softmax_gradient(const SoftmaxGradientKernels<ComputeType<X>>&, const GradientRows<X>&,   \
+                                   double, double*);                                                        \
+  template double log_softmax_gradient(const SoftmaxGradientKernels<ComputeType<X>>&,                       \
+                                       const GradientRows<X>&, double, double*);                            \
+  template double cross_entropy_row(const RowKernels<ComputeType<X>>&, const X*, index_t, index_t, double,  \
+                                    X*);                                                                    \
+  template double weighted_cross_entropy_row(const RowKernels<ComputeType<X>>&, const X*, index_t, index_t, \
+                                             const LossTerms&, double, X*);
 SSMAX_INSTANTIATE(float)
 SSMAX_INSTANTIATE(half)
 SSMAX_INSTANTIATE(bfloat16)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../kernels/convert.hpp"
+#include "../kernels/cross_entropy.hpp"
 #include "../kernels/decode.hpp"
 #include "../kernels/dot.hpp"
 #include "../kernels/entmax.hpp"
@@ -17,7 +18,7 @@
 #define SSMAX_TABLES_OF(T, apply)                                                                            \
   apply(RowKernels<T>) apply(ShortRowKernels<T>) apply(DotKernels<T>) apply(RowGradientKernels<T>)           \
       apply(RopeKernels<T>) apply(PrefillKernels<T>) apply(PrefillBackwardKernels<T>) apply(ScoreKernels<T>) \
-          apply(ShortAttentionKernels<T>) apply(EntmaxKernels<T>)
+          apply(ShortAttentionKernels<T>) apply(EntmaxKernels<T>) apply(CrossEntropyKernels<T>)
 
 #define SSMAX_EIGHT_BIT_TABLES(X, apply) apply(EightBitKernels<X>) apply(DecodeKernels<float, X>)
 

@@ -191,9 +191,8 @@ class RowSource {
 
 /// Computes the first pass. With a stage, stores the exponentials of the block at `begin` to stage + begin,
 /// with the shift shifts[begin / row_block]. Without a stage, keeps only the sum.
-template <class T, class X>
-RowSum<T> sum_row(const RowKernels<T>& kernels, const RowSource<T, X>& source, T* scratch, T* stage,
-                  T* shifts) {
+template <class T, class Source>
+RowSum<T> sum_row(const RowKernels<T>& kernels, const Source& source, T* scratch, T* stage, T* shifts) {
   RowSum<T> total;
   bool left_out = false;  // skipped a block with very low logits; times direction they may be -inf
   const index_t n = source.size();
@@ -232,9 +231,8 @@ RowSum<T> sum_row(const RowKernels<T>& kernels, const RowSource<T, X>& source, T
   return total;
 }
 
-template <class T, class X>
-RowSum<T> sum_row_rebasing(const RowKernels<T>& kernels, RowSource<T, X>& source, T* scratch, T* stage,
-                           T* shifts) {
+template <class T, class Source>
+RowSum<T> sum_row_rebasing(const RowKernels<T>& kernels, Source& source, T* scratch, T* stage, T* shifts) {
   if (!std::isfinite(source.c())) return {.kind = RowKind::poisoned};
   const RowSum<T> total = sum_row(kernels, source, scratch, stage, shifts);
   if (total.kind != RowKind::out_of_range) return total;
@@ -372,7 +370,7 @@ struct RowLogSum {
 template <class T, class X>
 RowLogSum<T> log_sum_row(const RowKernels<T>& kernels, const X* in, index_t n, double c, T* scratch) {
   RowSource<T, X> source(kernels, in, n, c);
-  const RowSum<T> total = sum_row_rebasing<T, X>(kernels, source, scratch, nullptr, nullptr);
+  const RowSum<T> total = sum_row_rebasing<T>(kernels, source, scratch, nullptr, nullptr);
   if (total.kind != RowKind::regular) return {total.kind, T{0}, 0.0};
   const T origin = source.logit(total.origin);
   return {total.kind, origin, n == 1 ? 0.0 : log_sum_above(source, total, origin)};
