@@ -432,8 +432,7 @@ TEST_CASE("wrong factors of channels are refused", "[channel_scales][errors]") {
                            std::string_view message) {
     check_refused({message}, [&] { PagedKeys keys(k, k, pages, {}, {.k = of_k, .v = of_v}); });
   };
-  refused(none, good,
-          "ssmax::PagedKeys: k_scales has size 0, the storage type needs a factor per row: 128");
+  refused(none, good, "ssmax::PagedKeys: k_scales has size 0, the storage type needs a factor per row: 128");
   refused(good, none, "ssmax::PagedKeys: v_scales has size 0");
   refused({numbers.data(), {3, 2, 8}}, good,
           "ssmax::PagedKeys: k_channel_scales has extent 3 in dimension 0, k has 4");

@@ -266,10 +266,8 @@ TEST_CASE("wrong factors are refused", "[key_scales][errors]") {
                            std::string_view message) {
     check_refused({message}, [&] { PagedKeys keys(k, k, pages, {.k = k_scales, .v = v_scales}); });
   };
-  refused(none, good,
-          "ssmax::PagedKeys: k_scales has size 0, the storage type needs a factor per row: 128");
-  refused(good, none,
-          "ssmax::PagedKeys: v_scales has size 0, the storage type needs a factor per row: 128");
+  refused(none, good, "ssmax::PagedKeys: k_scales has size 0, the storage type needs a factor per row: 128");
+  refused(good, none, "ssmax::PagedKeys: v_scales has size 0, the storage type needs a factor per row: 128");
   check_refused({"ssmax::PagedKeys: k_scales has size 0"}, [&] { PagedKeys keys(k, k, pages); });
   refused({numbers.data(), {3, 16, 2}}, good,
           "ssmax::PagedKeys: k_scales has extent 3 in dimension 0, k has 4");

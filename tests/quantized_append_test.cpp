@@ -38,8 +38,7 @@ struct HeldRows {
   }
 };
 
-TEMPLATE_TEST_CASE("quantized rows are appended as they are", "[decode][eight_bit][q8_0]", Int8, Fp8E4M3,
-                   Q8_0) {
+TEMPLATE_TEST_CASE("append copies quantized rows", "[decode][eight_bit][q8_0]", Int8, Fp8E4M3, Q8_0) {
   using X = TestType;
   const Data<float> data({4, 2, 3, 64, 32, {37}});
   const KvCache<X> cache = filled<X>(data);

@@ -110,8 +110,8 @@ class KvCache {
     append_from(k, v, rope, counts, offsets);
   }
   /// Appends rows that are quantized: k [batch, kv_heads, new, elements of a key] and v. The rows are copied. A type of
-  /// 8 bits has factors, `k_scales` and `v_scales` [batch, kv_heads, new], with any strides. Other types have none. Keys
-  /// must be rotated before they are quantized. Throws std::invalid_argument as the functions above do.
+  /// 8 bits has factors, `k_scales` and `v_scales` [batch, kv_heads, new], with any strides. Keys must be
+  /// rotated before they are quantized. Throws std::invalid_argument as the functions above do.
   void append(View<const K, 4> k, View<const V, 4> v, const View<const float, 3>& k_scales = {},
               const View<const float, 3>& v_scales = {},
               Integers counts = {}) requires(detail::StoredRows<K, V>::accepts_quantized) {

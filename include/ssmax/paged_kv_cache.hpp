@@ -251,8 +251,8 @@ class PagedKvCache {
     append_from(k, v, sequences, rope, offsets);
   }
   /// Appends rows that are quantized: k [tokens, kv_heads, elements of a key] and v. The rows are copied. A type of 8
-  /// bits has factors, `k_scales` and `v_scales` [tokens, kv_heads], with any strides. Other types have none. Keys must
-  /// be rotated before they are quantized. Throws as the functions above do.
+  /// bits has factors, `k_scales` and `v_scales` [tokens, kv_heads], with any strides. Keys must be rotated
+  /// before they are quantized. Throws as the functions above do.
   void append(
       View<const K, 3> k, View<const V, 3> v, Integers sequences, const View<const float, 2>& k_scales = {},
       const View<const float, 2>& v_scales = {}) requires(detail::StoredRows<K, V>::accepts_quantized) {
