@@ -82,6 +82,20 @@ struct Query {
   SSMAX_INLINE constexpr index_t position() const { return index + shape.keys - shape.queries + shift; }
 };
 
+/// Dropout of weights: attention multiplies each weight by 0 with probability p, else by 1 / (1 - p). The sum of the
+/// weights and lse are those without dropout. p is rounded to a multiple of 1/65536.
+///
+/// A weight's 16 random bits are those of Philox-4x32-10 (Salmon et al. 2011), counted by key / 8, the query's position
+/// (Query::position) and its head. The key of Philox comes from seed, offset and sequence. So results do not depend on
+/// threads, instruction sets, ranks, or on how a prompt is cut into calls. attention_backward takes the same Dropout.
+struct Dropout {
+  double p = 0;            ///< Probability, in [0, 1). 0: no dropout.
+  std::uint64_t seed = 0,  ///< Chooses the weights, with `offset` and the index of the sequence.
+      offset = 0;          ///< For instance the step of a training and the layer.
+  KeptSpan<const std::uint64_t>
+      seeds{};  ///< If given, a seed per sequence, in place of `seed` and the index.
+};
+
 SSMAX_END
 
 SSMAX_BEGIN_DETAIL

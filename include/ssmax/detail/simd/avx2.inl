@@ -120,6 +120,24 @@ struct F32 {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1)));
   }
+
+  // Words of 32 bits, for random numbers.
+  using U = __m256i;
+  static U set_u(std::uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
+  static U load_u(const std::uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static void store_u(std::uint32_t* p, U v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
+  static U xor_u(U a, U b) { return _mm256_xor_si256(a, b); }
+  static void multiply_u(U x, std::uint32_t factor, U& low, U& high) {
+    const U even = _mm256_mul_epu32(x, set_u(factor)),
+            odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), set_u(factor));
+    low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+    high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+  }
+  static M below_u(U a, U b) {
+    const U top = set_u(0x80000000);  // the comparison is of signed numbers
+    return _mm256_castsi256_ps(_mm256_cmpgt_epi32(xor_u(b, top), xor_u(a, top)));
+  }
+  static U shift_left_16(U a) { return _mm256_slli_epi32(a, 16); }
 };
 
 struct F64 {

@@ -126,6 +126,21 @@ struct F32 {
     const __m512i result = _mm512_mask_blend_epi32(unordered(v, v), rounded, quiet);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(result));
   }
+
+  // Words of 32 bits, for random numbers.
+  using U = __m512i;
+  static U set_u(std::uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+  static U load_u(const std::uint32_t* p) { return _mm512_loadu_si512(p); }
+  static void store_u(std::uint32_t* p, U v) { _mm512_storeu_si512(p, v); }
+  static U xor_u(U a, U b) { return _mm512_xor_si512(a, b); }
+  static void multiply_u(U x, std::uint32_t factor, U& low, U& high) {
+    const U even = _mm512_mul_epu32(x, set_u(factor)),
+            odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), set_u(factor));
+    low = _mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
+    high = _mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
+  }
+  static M below_u(U a, U b) { return _mm512_cmplt_epu32_mask(a, b); }
+  static U shift_left_16(U a) { return _mm512_slli_epi32(a, 16); }
 };
 
 struct F64 {

@@ -5,6 +5,8 @@
 //     u = p·(dout·vᵀ - delta),  delta = ⟨dout, out⟩ - dlse      the gradient of c·z
 //     dq̃ += u·k    dk += uᵀ·(c·scale·q)    dv += pᵀ·dout
 //
+// With dropout, dout·vᵀ in u and p in dv are multiplied by 0 or by the factor of the weights that are kept.
+//
 // With a score function, u is multiplied by c·score' and so becomes the gradient of z. dk then uses scale·q, without
 // c.
 //
@@ -18,8 +20,10 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 
 #include "../terms/variant.hpp"
+#include "../tile/dropout.hpp"
 #include "../tile/scores.hpp"
 #include "irregular.hpp"
 #include "scratch.hpp"
@@ -46,7 +50,7 @@ class BackwardBlock {
   /// sums_dc: requests that the sums of the queries include dc. Exception: with a score function, the score's
   /// derivative adds dc.
   BackwardBlock(const GradientVariant<Compute>& variant, const BackwardScratch<Compute, Operand>& memory,
-                index_t d, index_t dv, double scale, bool sums_dc)
+                index_t d, index_t dv, double scale, const Dropout& dropout, bool sums_dc)
       : variant_(variant),
         gradient_kernels_(detail::kernels<GradientKernels>()),
         memory_(memory),
@@ -54,10 +58,12 @@ class BackwardBlock {
         d_(d),
         dv_(dv),
         scale_(scale),
+        dropout_(dropout),
         sums_dc_(sums_dc && !scores_.multipliers.has_score) {}
 
   /// Adds the products of the loaded queries and the keys to dq [tiles][d_pitch][tile_lanes], dk and dv.
-  void attend(const BlockKeys<Compute, Operand>& keys, index_t queries, Compute* dq) const {
+  void attend(const BlockKeys<Compute, Operand>& keys, index_t queries, Compute* dq) {
+    if (dropout_.p > 0) dropper_.emplace(dropout_, memory_.rows->query.batch);
     const AcquiredProducts acquired(memory_.products);
     const index_t tile_lanes = memory_.tile_lanes, tiles = ceil_div(queries, tile_lanes);
     if constexpr (Op::is_bf16) clear({tiles * tile_lanes, memory_.bf16.lanes}, {0, tile_keys});
@@ -83,7 +89,7 @@ class BackwardBlock {
   /// Computes one tile: queries against at most tile_keys keys, from row `at` of the block on. Returns whether one
   /// of the keys is visible to a query.
   bool attend_tile(const BlockKeys<Compute, Operand>& block, index_t tile, index_t queries, index_t at,
-                   Compute* dq) const {
+                   Compute* dq) {
     const index_t tile_lanes = memory_.tile_lanes, width = memory_.products.width, first = tile * tile_lanes;
     const KeyRange keys{block.range.begin + at,
                         std::min(block.range.begin + at + tile_keys, block.range.end)};
@@ -118,7 +124,7 @@ class BackwardBlock {
   /// Replaces the logits of one vector of queries by weights, and dout·vᵀ by gradients. The vector starts at lane
   /// `lane`.
   void form_gradients(const BlockKeys<Compute, Operand>& block, index_t lane, index_t first_key,
-                      KeyRange part, const Hull& hull) const {
+                      KeyRange part, const Hull& hull) {
     const index_t tile_lanes = memory_.tile_lanes, stride = memory_.sums_of_row, count = part.size();
     const index_t tile = part.begin * tile_lanes + lane % tile_lanes;
     Compute* u = memory_.u + tile;
@@ -132,10 +138,15 @@ class BackwardBlock {
     const bool regular = std::all_of(memory_.regular + lane, memory_.regular + lane + memory_.products.width,
                                      [](bool r) { return r; });
     double* sums = memory_.sums + lane * stride;
+    const auto drop = [&](Compute* x) {
+      if (dropper_)
+        dropper_->drop(x, tile_lanes, memory_.rows + lane, memory_.products.width, logits.keys.begin, count);
+    };
+    drop(u);
     if constexpr (Op::is_bf16) {
       logits.multiplier = memory_.bf16.multiplier + lane;
       logits.offset = memory_.bf16.offset + lane;
-      if (regular && scores_.are_plain(hull, logits.keys)) {
+      if (!dropper_ && regular && scores_.are_plain(hull, logits.keys)) {
         const auto to = rounded_gradients(lane, part);
         gradient_kernels_.form(logits.z, u, count, {logits.multiplier, logits.offset, shift, delta}, to);
         return add_dc(to.dc, sums);
@@ -148,6 +159,7 @@ class BackwardBlock {
       irregular_gradients(memory_, lane, count, logits.s, u);
     }
     if (scores_.multipliers.has_score) variant_.differentiate(logits, {u, sums, stride}, memory_);
+    drop(logits.s);
     if constexpr (Op::is_bf16) {
       const auto to = rounded_gradients(lane, part);
       gradient_kernels_.round(logits.s, u, logits.z, count, to);
@@ -288,7 +300,9 @@ class BackwardBlock {
   const Scores<Compute, Operand, GradientVariant<Compute>> scores_;
   index_t d_, dv_;
   double scale_;
+  const Dropout& dropout_;
   bool sums_dc_;
+  std::optional<WeightDropper<Compute>> dropper_{};
 };
 
 SSMAX_END

@@ -38,7 +38,7 @@ class BackwardTask {
         loader_(problem, variant, memory),
         multipliers_(problem.forward.scale, variant),
         block_(variant, memory, problem.forward.width(), problem.forward.value_width(), problem.forward.scale,
-               static_cast<bool>(sums)),
+               problem.forward.dropout, static_cast<bool>(sums)),
         sums_(sums) {}
 
   /// Selects a kv head of a sequence for the other members, and the memory of its sums.
@@ -420,7 +420,7 @@ class BackwardTask {
   const Memory& memory_;
   const BackwardLoader<Compute, Operand> loader_;
   const Multipliers multipliers_;
-  const BackwardBlock<Compute, Operand> block_;
+  BackwardBlock<Compute, Operand> block_;
   CallSums sums_;  // null if the call has no parameter gradients
   bool sums_in_place_ = false;
   HeadSums<Compute, Operand> head_sums_{};

@@ -24,6 +24,7 @@ void build_problem(const char* function, const InputRows<A>& q, const Options& o
   problem.rounded_rotation = options.rounded_rotation;
   problem.batch_invariant = options.batch_invariant;
   problem.lengths = options.lengths;
+  problem.dropout = options.dropout;
   problem.caller = {function, options.explanation};
   if (options.rope == nullptr) return;
   problem.rope = options.rope->tables();

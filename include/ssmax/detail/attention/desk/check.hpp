@@ -111,6 +111,12 @@ void check_options(const char* function, const Problem<A>& problem, const CallFa
                    std::span<const A> sinks, bool scaled_sinks) {
   if (!std::isfinite(problem.scale))
     fail_format("ssmax::%s: scale is %g, must be finite", function, problem.scale);
+  const Dropout& dropout = problem.dropout;
+  if (!(dropout.p >= 0 && dropout.p < 1))
+    fail_format("ssmax::%s: dropout.p is %g, must be at least 0 and below 1", function, dropout.p);
+  if (!dropout.seeds.empty() && std::ssize(dropout.seeds) != problem.sequences())
+    fail_value(function, "dropout.seeds", "has size", std::ssize(dropout.seeds), "sequences are",
+               problem.sequences());
   const bool has_rope = problem.rope.cosine != nullptr;
   if (facts.rotate_source_keys && !problem.in_cache)
     fail_format("ssmax::%s: rotate_source_keys is true, must be false without a source of keys", function);

@@ -115,7 +115,7 @@ struct Anything {
 };
 struct InBraces {
   Anything scale{}, rope{}, key_position{}, sinks{}, workspace{}, float_products{}, rounded_rotation{},
-      batch_invariant{}, scaled_sinks{}, rotate_source_keys{}, more_queries_than_keys{}, lengths{},
+      batch_invariant{}, scaled_sinks{}, rotate_source_keys{}, more_queries_than_keys{}, dropout{}, lengths{},
       explanation{};
 };
 

@@ -14,11 +14,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "../operands/finite.hpp"
 #include "../operands/gather.hpp"
 #include "../operands/prefetch.hpp"
+#include "../tile/dropout.hpp"
 #include "../tile/softmax.hpp"
 #include "task.hpp"
 
@@ -79,6 +81,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   KeyRange prepare(std::span<const Sequence> sequences, index_t kv_head, index_t first, index_t count) {
     hull_ = this->load_rows(sequences, kv_head, first, count, scores_.multipliers);
     tiles_ = ceil_div(count, memory_.tile_lanes);
+    if (problem_.dropout.p > 0) dropper_.emplace(problem_.dropout, sequence_->batch);
     finds_rows_ =
         tiles_ == 1 && has_short_runs(problem_.keys, batch_, kv_head, hull_.any, memory_.block_keys);
     keys_ahead_ = tiles_ == 1 && !finds_rows_ ? 2 * keys_to_prefetch(problem_, rows_, hull_.any, 1) : 0;
@@ -119,6 +122,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
         }
       }
     }
+    if (dropper_) scale_kept(states);
   }
 
  private:
@@ -310,10 +314,11 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     // 1. Compute the logits, and replace them by weights.
     scores_.multiply(needed, memory_.block_keys, {held_.k[block.begin - held_.first_row], held_.k.stride},
                      memory_.depth, memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
-    if (!attend_group(tile, needed, values, state)) {
+    if (dropper_ || !attend_group(tile, needed, values, state)) {
       if (form_weights(scores_, memory_, tile, sequence_->shape.keys, needed, state)) {
         kernels_.rescale(state.o, memory_.channels, memory_.lane.rescale);
       }
+      if (dropper_) drop_weights(tile, needed);
       // 2. Multiply the weights by V.
       needed.for_each_rectangle(memory_.block_keys, [&](index_t vectors, index_t v, KeyRange keys) {
         kernels_.accumulate[vectors - 1](values.from(keys.begin),
@@ -322,6 +327,26 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
       });
     }
     if (!held_.values_are_finite) accumulate_nonfinite(tile, block, state);
+  }
+
+  /// Sets the dropped weights of a tile and a key block to 0.
+  void drop_weights(index_t tile, const NeededKeys& needed) {
+    for (index_t v = 0; v < needed.vectors; ++v) {
+      const KeyRange part = needed.of[v];
+      const index_t lane = v * kernels_.width;
+      if (part.size() > 0)
+        dropper_->clear(weights_of(memory_, part.begin, lane), memory_.tile_lanes,
+                        memory_.rows + tile * memory_.tile_lanes + lane, kernels_.width,
+                        needed.block.begin + part.begin, part.size());
+    }
+  }
+  /// Multiplies the outputs of a chunk by the factor of the weights that are kept.
+  void scale_kept(Compute* states) const {
+    std::fill_n(memory_.lane.rescale, memory_.tile_lanes, dropper_->factor());
+    for (index_t tile = 0; tile < tiles_; ++tile) {
+      const SoftmaxState<Compute> state = memory_.layout.at(states, tile * memory_.tile_lanes);
+      kernels_.rescale(state.o, memory_.channels, memory_.lane.rescale);
+    }
   }
 
   /// Computes both steps after the logits at once if the kernels can, and all vectors of the tile need the same keys.
@@ -373,7 +398,8 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   // A single tile that reads runs shorter than its key blocks finds and prefetches the rows of the next block. Longer
   // runs are not prefetched: from the third-level cache this costs 10 %, from memory it gains at most 10 %.
   bool finds_rows_ = false;
-  index_t keys_ahead_ = 0;           // distance at which a single tile prefetches long runs of 8 bits
+  index_t keys_ahead_ = 0;  // distance at which a single tile prefetches long runs of 8 bits
+  std::optional<WeightDropper<Compute>> dropper_{};
   ListedRows listed_, next_listed_;  // of the held keys, and of those that are loaded next
 };
 

@@ -64,6 +64,7 @@ struct Problem {
   /// the first one of q.
   index_t heads_after = 0;
   SequenceLengths lengths{};  // of the sequences, if they have their own
+  Dropout dropout{};
   Caller caller{};
 
   SSMAX_INLINE bool has_rope() const { return rotation != Rotation::none; }

@@ -1,0 +1,53 @@
+// Declares the kernels that drop weights of attention, and the random bits that they use: Philox-4x32-10 of Salmon, Moraes,
+// Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "../../half.hpp"
+#include "lanes.hpp"
+
+SSMAX_BEGIN_SHARED
+
+/// Number of neighbouring keys whose weights take the 128 bits of one counter, 16 bits each.
+inline constexpr index_t dropped_keys = 8;
+
+/// What the weights of one vector of queries take their bits from. The counter of a lane and of keys [8·i, 8·i + 8) is {i,
+/// query, head, 0}.
+struct DropLanes {
+  const std::uint32_t *query, *head;  // per lane
+  std::uint32_t key[2];               // of the sequence
+  std::uint32_t threshold;            // a weight whose 16 bits are below it is dropped
+};
+
+template <class T>
+struct DropoutKernels {
+  /// Computes x[i][·] = dropped ? 0 : x[i][·] · factor for keys [first, first + keys) of one vector. Rows are `group` apart.
+  void (*drop)(T* x, index_t group, index_t first, index_t keys, const DropLanes& lanes, T factor);
+  /// Sets dropped numbers in pairs of keys to 0: [key/2][group][2], from an even key on.
+  void (*drop_pairs)(bfloat16* x, index_t group, index_t first, index_t keys, const DropLanes& lanes);
+};
+
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
+
+/// Returns four random words.
+constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
+                                              std::array<std::uint32_t, 2> key) {
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t a = std::uint64_t{0xD2511F53} * counter[0],
+                        b = std::uint64_t{0xCD9E8D57} * counter[2];
+    counter = {static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(b),
+               static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(a)};
+    key = {key[0] + 0x9E3779B9, key[1] + 0xBB67AE85};
+  }
+  return counter;
+}
+
+SSMAX_END
+
+#define SSMAX_KERNELS "../kernels/dropout.inl"
+#include "../dispatch/for_each_target.inl"
+#undef SSMAX_KERNELS
