@@ -40,9 +40,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 
 #include "config.hpp"
 #include "detail/members/mask.hpp"
+#include "view.hpp"
 
 /// @addtogroup query
 /// @{

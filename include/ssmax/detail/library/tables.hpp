@@ -5,6 +5,7 @@
 #include "../kernels/cross_entropy.hpp"
 #include "../kernels/decode.hpp"
 #include "../kernels/dot.hpp"
+#include "../kernels/dropout.hpp"
 #include "../kernels/entmax.hpp"
 #include "../kernels/prefill.hpp"
 #include "../kernels/prefill_backward.hpp"
@@ -18,7 +19,8 @@
 #define SSMAX_TABLES_OF(T, apply)                                                                            \
   apply(RowKernels<T>) apply(ShortRowKernels<T>) apply(DotKernels<T>) apply(RowGradientKernels<T>)           \
       apply(RopeKernels<T>) apply(PrefillKernels<T>) apply(PrefillBackwardKernels<T>) apply(ScoreKernels<T>) \
-          apply(ShortAttentionKernels<T>) apply(EntmaxKernels<T>) apply(CrossEntropyKernels<T>)
+          apply(ShortAttentionKernels<T>) apply(EntmaxKernels<T>) apply(CrossEntropyKernels<T>)              \
+              apply(DropoutKernels<T>)
 
 #define SSMAX_EIGHT_BIT_TABLES(X, apply) apply(EightBitKernels<X>) apply(DecodeKernels<float, X>)
 
