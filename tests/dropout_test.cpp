@@ -4,6 +4,7 @@
 #include <ssmax/detail/kernels/dropout.hpp>
 
 #include "attention_backward_problem.hpp"
+#include "guarded_memory.hpp"
 #include "refusal.hpp"
 #include "test.hpp"
 
@@ -238,8 +239,8 @@ TEMPLATE_TEST_CASE("dropout over a cache, in parts, and of a sequence alone", "[
                      [](T a, T b) { return static_cast<float>(a) == static_cast<float>(b); }));
 
     const Plan plan(to(views, planned), 2, Causal{});
-    std::vector<std::byte> memory(plan.bytes());
-    plan.run(to({.q = x.q_view(), .k = x.k_view(), .v = x.v_view(), .dropout = dropout}, planned), memory,
+    const GuardedMemory memory(plan.bytes());
+    plan.run(to({.q = x.q_view(), .k = x.k_view(), .v = x.v_view(), .dropout = dropout}, planned), memory.span(),
              Softmax{});
     CHECK(whole == planned);
   });
