@@ -24,6 +24,7 @@ struct AttentionOptions {
   bool scaled_sinks = false;
   bool rotate_source_keys = false;
   bool more_queries_than_keys = false;
+  Dropout dropout{};
   SequenceLengths lengths{};
   Explanation* explanation = nullptr;
 };
@@ -40,6 +41,7 @@ Arguments with_options(Arguments to, const AttentionOptions<T>& from) {
   to.rounded_rotation = from.rounded_rotation;
   to.batch_invariant = from.batch_invariant;
   to.scaled_sinks = from.scaled_sinks;
+  to.dropout = from.dropout;
   to.lengths = from.lengths;
   to.explanation = from.explanation;
   if constexpr (requires { to.rotate_source_keys; }) to.rotate_source_keys = from.rotate_source_keys;

@@ -70,6 +70,8 @@ void check_options(const std::vector<Entry<Call>>& entries) {
       {"float_products", {.float_products = true}},
       {"rounded_rotation", {.rounded_rotation = true}},
       {"batch_invariant", {.batch_invariant = true}},
+      {"dropout", {.dropout = {.p = 0.1, .seed = 3}}},
+      {"dropout of 1", {.dropout = {.p = 1}}, all, {"dropout.p is 1", "below 1"}},
       {"rotate_source_keys",  // the backward has no such member
        {.rotate_source_keys = true},
        {"views", "partial", "plan", "source", "decode", "source_plan", "mpi_attention", "mpi_decode"},

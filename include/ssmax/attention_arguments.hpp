@@ -191,22 +191,22 @@ struct AttentionArguments {
 /// attention.
 template <class A>
 struct BackwardArguments {
-  detail::InputTensor<A> q{};      ///< [batch, heads, queries, d].
-  detail::StoredTensor<A> k{};     ///< [batch, kv_heads, keys, d].
-  detail::StoredTensor<A> v{};     ///< [batch, kv_heads, keys, dv].
-  detail::InputTensor<A> out{};    ///< [batch, heads, queries, dv].
-  View<const A, 3> lse{};          ///< [batch, heads, queries].
-  std::optional<double> scale{};   ///< As in AttentionArguments, like all members up to `explanation`.
-  const Rope<A>* rope = nullptr;   ///< Rotates q and k.
-  index_t key_position = 0;        ///< Position of the first key, for the rope.
-  KeptSpan<const A> sinks{};       ///< One number per head.
-  Workspace* workspace = nullptr;  ///< Memory that calls reuse.
-  bool float_products = false;     ///< If true, bfloat16 is multiplied in float on every target.
-  bool rounded_rotation = false;   ///< If true, the bf16 path rounds rotated q and k to bfloat16.
-  bool batch_invariant = false;    ///< Has no effect.
-  bool scaled_sinks = false;       ///< If true, a sink is a logit: c·sink.
-  Dropout dropout{};               ///< That of attention: without it, the gradients are of another function.
-  SequenceLengths lengths{};       ///< Numbers of queries and keys of each sequence. (Not with a part.)
+  detail::InputTensor<A> q{};          ///< [batch, heads, queries, d].
+  detail::StoredTensor<A> k{};         ///< [batch, kv_heads, keys, d].
+  detail::StoredTensor<A> v{};         ///< [batch, kv_heads, keys, dv].
+  detail::InputTensor<A> out{};        ///< [batch, heads, queries, dv].
+  View<const A, 3> lse{};              ///< [batch, heads, queries].
+  std::optional<double> scale{};       ///< As in AttentionArguments, like all members up to `explanation`.
+  const Rope<A>* rope = nullptr;       ///< Rotates q and k.
+  index_t key_position = 0;            ///< Position of the first key, for the rope.
+  KeptSpan<const A> sinks{};           ///< One number per head.
+  Workspace* workspace = nullptr;      ///< Memory that calls reuse.
+  bool float_products = false;         ///< If true, bfloat16 is multiplied in float on every target.
+  bool rounded_rotation = false;       ///< If true, the bf16 path rounds rotated q and k to bfloat16.
+  bool batch_invariant = false;        ///< Has no effect.
+  bool scaled_sinks = false;           ///< If true, a sink is a logit: c·sink.
+  Dropout dropout{};                   ///< The same as in attention.
+  SequenceLengths lengths{};           ///< Numbers of queries and keys of each sequence. (Not with a part.)
   Explanation* explanation = nullptr;  ///< Optional output: how the call is computed.
   index_t first_key = 0,               ///< Index of the first key in k.
       all_keys = 0,                    ///< Number of all keys; 0: k holds the last keys.

@@ -81,6 +81,8 @@ TEST_CASE("gradients are bit-identical to one process if no sum is split between
   const Problem<float> batch({2, 4, 2, shorter, shorter, 8, 5});
   check(compare<float>(batch, Layout::zigzag(shorter, ranks), Causal{}, Identity{},
                        {.rope = &rope, .sinks = sinks}));
+  check(compare<float>(batch, Layout::zigzag(shorter, ranks), Causal{}, Identity{},
+                       {.dropout = {.p = 0.1, .seed = 1}}));
 }
 
 TEST_CASE("gradients of keys are bit-identical if a sum continues on other ranks", "[mpi][backward]") {
@@ -175,7 +177,7 @@ TEST_CASE("all gradients by heads are bit-identical to one process", "[mpi][back
   CHECK(everywhere(same_bits(dslopes_here, dslopes)));
   const Problem<ssmax::bfloat16> narrow({1, 4, 2, n, n, 8, 8});
   check(compare<ssmax::bfloat16>(narrow, Layout::zigzag(n, ranks, 1).by_heads(), SlidingWindow{90},
-                                 Identity{}, {}));
+                                 Identity{}, {.dropout = {.p = 0.1, .seed = 1}}));
 }
 
 TEST_CASE("gradients agree with one process for every layout", "[mpi][backward]") {

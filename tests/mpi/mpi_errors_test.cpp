@@ -127,6 +127,10 @@ TEST_CASE("the error names the argument that differs between ranks", "[mpi][erro
   SECTION("the scale") {
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.scale = is_last() ? 0.5 : 0.25}), {"scale"});
   }
+  SECTION("dropout") {
+    const Dropout dropout{.p = 0.1, .seed = is_last() ? 5u : 6u};
+    check_refused_alike(call, call.refused(Full{}, Identity{}, {.dropout = dropout}), {"dropout"});
+  }
   SECTION("scaled_sinks or sinks") {
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.scaled_sinks = is_last()}),
                         {"scaled_sinks"});

@@ -13,7 +13,7 @@ SSMAX_BEGIN_SHARED
 /// Number of neighbouring keys whose weights take the 128 bits of one counter, 16 bits each.
 inline constexpr index_t dropped_keys = 8;
 
-/// What the weights of one vector of queries take their bits from. The counter of a lane and of keys [8·i, 8·i + 8) is {i,
+/// The source of the random bits of one vector of queries. The counter of a lane and of keys [8·i, 8·i + 8) is {i,
 /// query, head, 0}.
 struct DropLanes {
   const std::uint32_t *query, *head;  // per lane
@@ -23,7 +23,7 @@ struct DropLanes {
 
 template <class T>
 struct DropoutKernels {
-  /// Computes x[i][·] = dropped ? 0 : x[i][·] · factor for keys [first, first + keys) of one vector. Rows are `group` apart.
+  /// Computes x[i][·] = dropped ? 0 : x[i][·] · factor for keys [first, first + keys) of one vector. The next row is `group` numbers later.
   void (*drop)(T* x, index_t group, index_t first, index_t keys, const DropLanes& lanes, T factor);
   /// Sets dropped numbers in pairs of keys to 0: [key/2][group][2], from an even key on.
   void (*drop_pairs)(bfloat16* x, index_t group, index_t first, index_t keys, const DropLanes& lanes);

@@ -1,6 +1,6 @@
 // Implements dropout: one counter of Philox per lane and eight keys. Included once per target.
 
-/// The random words of one vector of queries: word j of a lane has the bits of keys 2j and 2j + 1 of the eight.
+/// The random words of one vector of queries: word j of a lane belongs to keys 2j and 2j + 1 of the eight.
 template <class S>
 struct RandomWords {
   std::uint32_t word[4][S::width];

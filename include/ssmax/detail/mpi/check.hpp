@@ -142,6 +142,11 @@ Agreement agreement_of(const RankCall<A, Arguments, V>& call, const KeySourceSha
   all.add("the rope", a.rope != nullptr ? fingerprint(*a.rope) : 0);
   all.add("key_position", a.key_position);
   all.add("sinks", Fingerprint().add_bytes(a.sinks.data(), a.sinks.size_bytes()).value());
+  const Dropout& dropout = a.dropout;
+  all.add("dropout", Fingerprint()
+                         .add(dropout.p, dropout.seed, dropout.offset)
+                         .add_bytes(dropout.seeds.data(), dropout.seeds.size_bytes())
+                         .value());
   for_each_flag(a, [&](const char* name, bool flag) { all.add(name, flag); });
   return all;
 }

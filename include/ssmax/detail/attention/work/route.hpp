@@ -111,7 +111,7 @@ Route route(const Problem<Compute>& problem, const Result<Compute>& result, inde
   if (problem.dropout.p > 0) {
     const WhyNot not_bf16 = why_not_bf16(problem, target);
     return {not_bf16 == nullptr ? Path::prefill_bf16 : Path::prefill,
-            not_bf16 == nullptr || *not_bf16 == '\0' ? "other paths: dropout is set" : not_bf16};
+            not_bf16 == nullptr || *not_bf16 == '\0' ? "short_keys, decode: dropout is set" : not_bf16};
   }
   const WhyNot not_short = why_not_short_keys(problem, result, target, rows, most_keys, explains);
   if (not_short == nullptr) return {Path::short_keys, ""};
