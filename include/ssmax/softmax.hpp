@@ -84,14 +84,20 @@ constexpr void check_storage() {
                 "ssmax::softmax: logits and out are computed in one type: double logits need a double out");
 }
 
-/// Checks the arguments of every forward call. Returns the shape.
-template <class X, class Y, class S, class M>
-QueryShape check_rows(const char* function, const View<X, 4>& logits, const char* out_name,
-                      const View<Y, 4>& out, const S& scaling, const M& mask) {
+/// Checks the views of every forward call with a result per logit.
+template <class X, class Y>
+void check_row_views(const char* function, const View<X, 4>& logits, const View<Y, 4>& out) {
   check_view(function, "logits", logits);
-  check_output(function, out_name, out);
-  check_same_extents(function, out_name, out, "logits", logits);
-  check_in_place_or_no_overlap(function, out_name, out, "logits", logits);
+  check_output(function, "out", out);
+  check_same_extents(function, "out", out, "logits", logits);
+  check_in_place_or_no_overlap(function, "out", out, "logits", logits);
+}
+
+/// Checks the arguments of every forward call with a result per logit. Returns the shape.
+template <class X, class Y, class S, class M>
+QueryShape check_rows(const char* function, const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling,
+                      const M& mask) {
+  check_row_views(function, logits, out);
   const QueryShape shape = query_shape(logits);
   check_mask(mask, shape);
   check_scaling(function, scaling, shape);
@@ -102,7 +108,7 @@ template <class X, class Y, class S, class M, class E>
 void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask,
                   E& executor) {
   using T = ComputeType<X>;
-  const QueryShape shape = check_rows("softmax", logits, "out", out, scaling, mask);
+  const QueryShape shape = check_rows("softmax", logits, out, scaling, mask);
   if (out.empty()) return;
   const SoftmaxKernels<T> tables{kernels<RowKernels<T>>(), kernels<ShortRowKernels<T>>()};
   for_each_group<S>(shape, mask, executor, SoftmaxGroups<X, Y, S>{tables, logits, out, scaling});
@@ -112,7 +118,7 @@ template <class X, class Y, class S, class M, class E>
 void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask,
                       E& executor) {
   using T = ComputeType<X>;
-  const QueryShape shape = check_rows("log_softmax", logits, "out", out, scaling, mask);
+  const QueryShape shape = check_rows("log_softmax", logits, out, scaling, mask);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
   for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
@@ -215,11 +221,16 @@ struct RowsBackward {
 
 namespace detail {
 
-/// Checks the arguments, then computes the gradients of every group of rows with `gradient`.
-template <class T, int Rank, class S, class M, class E, class Gradient>
-void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, const S& scaling, const M& mask,
-                   E& executor, const Gradient& gradient) {
-  constexpr bool wants_gradients = LearnableScaling<S>;
+/// The arguments of a backward function with rank 4. `logits` is null if they are not read.
+template <class T>
+struct GradientViews {
+  View<const T, 4> out, dout, logits;
+  View<T, 4> dlogits;
+};
+
+/// Checks the views of a backward call and returns them.
+template <bool wants_gradients, class T, int Rank>
+GradientViews<T> check_gradient_views(const char* function, const RowsBackward<T, Rank>& rows) {
   const auto out = with_rank<4>(rows.out), dout = with_rank<4>(rows.dout), logits = with_rank<4>(rows.logits);
   const auto dlogits = with_rank<4>(rows.dlogits);
   check_view(function, "out", out);
@@ -236,6 +247,17 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   if constexpr (wants_gradients) {
     check_in_place_or_no_overlap(function, "dlogits", dlogits, "logits", logits);
   }
+  return {out, dout, wants_gradients ? logits : View<const T, 4>{}, dlogits};
+}
+
+/// Checks the arguments, then computes the gradients of every group of rows with `gradient`.
+template <class T, int Rank, class S, class M, class E, class Gradient>
+void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, const S& scaling, const M& mask,
+                   E& executor, const Gradient& gradient) {
+  constexpr bool wants_gradients = LearnableScaling<S>;
+  const GradientViews<T> views = check_gradient_views<wants_gradients>(function, rows);
+  const auto &out = views.out, &dout = views.dout, &logits = views.logits;
+  const auto& dlogits = views.dlogits;
   const QueryShape shape = query_shape(out);
   check_mask(mask, shape);
   check_scaling(function, scaling, shape);
