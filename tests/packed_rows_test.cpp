@@ -18,7 +18,7 @@ constexpr index_t heads = 2;
 /// A multiplier per row, of both signs, which depends on every number of the row.
 struct OwnMultiplier {
   double operator()(const PlacedRow& row) const {
-    return (row.query % 3 == 0 ? -0.5 : 0.75) + 1 / static_cast<double>(2 + row.n + row.head);
+    return (row.query % 3 == 0 ? -0.5 : 0.75) + 1 / static_cast<double>(2 + row.position + row.head);
   }
 };
 

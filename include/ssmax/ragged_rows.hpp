@@ -123,9 +123,11 @@ T* head_of(const View<T, 4>& view, index_t head) {
   return row_of(view, 0, 0, head);
 }
 
+/// Checks a view and returns it with rank 4.
 template <class T, int Rank>
-View<T, 4> ragged_view(const View<T, Rank>& view) {
+View<T, 4> ragged_view(const char* function, const char* name, const View<T, Rank>& view) {
   static_assert(Rank <= 2, "ssmax: views of ragged rows are [element] or [head, element]");
+  check_view(function, name, view);
   return with_rank<4>(view);
 }
 
@@ -133,8 +135,11 @@ View<T, 4> ragged_view(const View<T, Rank>& view) {
 template <class T, int Rank, class S, class E, class Gradient>
 void ragged_backward(const char* function, const RowsBackward<T, Rank>& rows, const S& scaling,
                      const RaggedRows& ragged, E& executor, const Gradient& gradient) {
-  static_assert(Rank <= 2, "ssmax: views of ragged rows are [element] or [head, element]");
   constexpr bool wants_gradients = LearnableScaling<S>;
+  ragged_view(function, "out", rows.out);
+  ragged_view(function, "dout", rows.dout);
+  ragged_view(function, "logits", rows.logits);
+  ragged_view(function, "dlogits", rows.dlogits);
   const GradientViews<T> views = check_gradient_views<wants_gradients>(function, rows);
   const RaggedCall call(function, ragged, views.out.extent(2), views.out.extent(3), scaling);
   // As in backward_rows: the caller's thread calls scaling.accumulate for the rows in their order.
@@ -147,13 +152,12 @@ void ragged_backward(const char* function, const RowsBackward<T, Rank>& rows, co
   call.for_each_run(executor, [&](index_t first, index_t last) {
     call.for_each_row(first, last, [&](const PlacedRow& row, index_t begin) {
       if (row.n == 0) return;
-      const GradientRows<T> work{
-          .out = head_of(views.out, row.head) + begin,
-          .dout = head_of(views.dout, row.head) + begin,
-          .logits = wants_gradients ? head_of(views.logits, row.head) + begin : nullptr,
-          .dlogits = head_of(views.dlogits, row.head) + begin,
-          .rows = 1,
-          .n = row.n};
+      const GradientRows<T> work{.out = head_of(views.in[0], row.head) + begin,
+                                 .dout = head_of(views.in[1], row.head) + begin,
+                                 .logits = wants_gradients ? head_of(views.in[2], row.head) + begin : nullptr,
+                                 .dlogits = head_of(views.out, row.head) + begin,
+                                 .rows = 1,
+                                 .n = row.n};
       const double dc = gradient(tables, work, static_cast<double>(scaling(row)), nullptr);
       if constexpr (wants_gradients) {
         if (dc_of_rows.empty()) {
@@ -183,8 +187,8 @@ void softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& sca
   using In = std::remove_const_t<X>;
   constexpr bool shares_vectors = std::same_as<In, T> && std::same_as<Y, T>;
   detail::check_storage<X, Y>();
-  const auto in = detail::ragged_view(View<const X, Rank>(logits));
-  const auto to = detail::ragged_view(out);
+  const auto in = detail::ragged_view("softmax", "logits", View<const X, Rank>(logits));
+  const auto to = detail::ragged_view("softmax", "out", out);
   detail::check_row_views("softmax", in, to);
   const detail::RaggedCall call("softmax", rows, in.extent(2), in.extent(3), scaling);
   const detail::SoftmaxKernels<T> tables{detail::kernels<detail::RowKernels<T>>(),
@@ -212,8 +216,8 @@ void log_softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S&
                  const RaggedRows& rows, E&& executor = E{}) {
   using T = detail::ComputeType<X>;
   detail::check_storage<X, Y>();
-  const auto in = detail::ragged_view(View<const X, Rank>(logits));
-  const auto to = detail::ragged_view(out);
+  const auto in = detail::ragged_view("log_softmax", "logits", View<const X, Rank>(logits));
+  const auto to = detail::ragged_view("log_softmax", "out", out);
   detail::check_row_views("log_softmax", in, to);
   const detail::RaggedCall call("log_softmax", rows, in.extent(2), in.extent(3), scaling);
   const auto& kernels = detail::kernels<detail::RowKernels<T>>();
@@ -233,9 +237,8 @@ void logsumexp(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& s
                const RaggedRows& rows, E&& executor = E{}) {
   using T = detail::ComputeType<X>;
   detail::check_storage<X, Y>();
-  const auto in = detail::ragged_view(View<const X, Rank>(logits));
-  const auto to = detail::ragged_view(out);
-  detail::check_view("logsumexp", "logits", in);
+  const auto in = detail::ragged_view("logsumexp", "logits", View<const X, Rank>(logits));
+  const auto to = detail::ragged_view("logsumexp", "out", out);
   detail::check_output("logsumexp", "out", to);
   detail::check_equal("logsumexp", "out", "has head count", to.extent(2), "logits have", in.extent(2));
   detail::check_equal("logsumexp", "out", "has extent", to.extent(3), "rows are",

@@ -64,6 +64,7 @@
 #include "detail/rows/fill.hpp"
 #include "detail/rows/groups.hpp"
 #include "detail/rows/softmax_groups.hpp"
+#include "detail/rows/strided.hpp"
 #include "execution.hpp"
 #include "mask.hpp"
 #include "scaling.hpp"
@@ -87,8 +88,8 @@ constexpr void check_storage() {
 /// Checks the views of every forward call with a result per logit.
 template <class X, class Y>
 void check_row_views(const char* function, const View<X, 4>& logits, const View<Y, 4>& out) {
-  check_view(function, "logits", logits);
-  check_output(function, "out", out);
+  check_strided_view(function, "logits", logits);
+  check_strided_output(function, "out", out);
   check_same_extents(function, "out", out, "logits", logits);
   check_in_place_or_no_overlap(function, "out", out, "logits", logits);
 }
@@ -108,37 +109,42 @@ template <class X, class Y, class S, class M, class E>
 void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask,
                   E& executor) {
   using T = ComputeType<X>;
+  using In = std::remove_const_t<X>;
   const QueryShape shape = check_rows("softmax", logits, out, scaling, mask);
   if (out.empty()) return;
   const SoftmaxKernels<T> tables{kernels<RowKernels<T>>(), kernels<ShortRowKernels<T>>()};
-  for_each_group<S>(shape, mask, executor, SoftmaxGroups<X, Y, S>{tables, logits, out, scaling});
+  for_each_group_of<S>(RowViews<In, Y, 1>{{logits}, out}, shape, mask, executor,
+                       SoftmaxGroups<In, Y, S>(tables, scaling, shape.queries > 1));
 }
 
 template <class X, class Y, class S, class M, class E>
 void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask,
                       E& executor) {
   using T = ComputeType<X>;
+  using Views = RowViews<std::remove_const_t<X>, Y, 1>;
   const QueryShape shape = check_rows("log_softmax", logits, out, scaling, mask);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
-  for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
-    const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
-    for (index_t r = 0; r < group.rows; ++r) {
-      Y* to = &out(group.batch, group.head, group.query + r, 0);
-      fill_masked(to, shape.keys, group.keys, -std::numeric_limits<float>::infinity());
-      if (group.keys.size() == 0) continue;
-      const X* from = &logits(group.batch, group.head, group.query + r, 0);
-      compiled::log_softmax_row(kernels, from + group.keys.begin, group.keys.size(), c,
-                                to + group.keys.begin);
-    }
-  });
+  for_each_group_of<S>(
+      Views{{logits}, out}, shape, mask, executor, [&](const Views& views, const RowGroup& group) {
+        const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
+        for (index_t r = 0; r < group.rows; ++r) {
+          Y* to = &views.out(group.batch, group.head, group.query + r, 0);
+          fill_masked(to, shape.keys, group.keys, -std::numeric_limits<float>::infinity());
+          if (group.keys.size() == 0) continue;
+          const X* from = &views.in[0](group.batch, group.head, group.query + r, 0);
+          compiled::log_softmax_row(kernels, from + group.keys.begin, group.keys.size(), c,
+                                    to + group.keys.begin);
+        }
+      });
 }
 
 template <class X, class Y, class S, class M, class E>
 void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& scaling, const M& mask,
                     E& executor) {
   using T = ComputeType<X>;
-  check_view("logsumexp", "logits", logits);
+  using Views = RowViews<std::remove_const_t<X>, Y, 1>;
+  check_strided_view("logsumexp", "logits", logits);
   check_output("logsumexp", "out", out);
   for (int i = 0; i < 3; ++i) check_extent("logsumexp", "out", out, i, "logits", logits, i);
   // Check the overlap as if each result were a row of one key: results may lie between the rows of the logits.
@@ -150,17 +156,18 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
   check_scaling("logsumexp", scaling, shape);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
-  for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
-    const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
-    for (index_t r = 0; r < group.rows; ++r) {
-      double value = -std::numeric_limits<double>::infinity();
-      if (group.keys.size() > 0) {
-        const X* from = &logits(group.batch, group.head, group.query + r, 0);
-        value = compiled::logsumexp_row(kernels, from + group.keys.begin, group.keys.size(), c);
-      }
-      out(group.batch, group.head, group.query + r) = static_cast<Y>(static_cast<T>(value));
-    }
-  });
+  for_each_group_of<S>(
+      Views{{logits}, {}}, shape, mask, executor, [&](const Views& views, const RowGroup& group) {
+        const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
+        for (index_t r = 0; r < group.rows; ++r) {
+          double value = -std::numeric_limits<double>::infinity();
+          if (group.keys.size() > 0) {
+            const X* from = &views.in[0](group.batch, group.head, group.query + r, 0);
+            value = compiled::logsumexp_row(kernels, from + group.keys.begin, group.keys.size(), c);
+          }
+          out(group.row.batch, group.row.head, group.row.query + r) = static_cast<Y>(static_cast<T>(value));
+        }
+      });
 }
 
 }  // namespace detail
@@ -221,33 +228,30 @@ struct RowsBackward {
 
 namespace detail {
 
-/// The arguments of a backward function with rank 4. `logits` is null if they are not read.
+/// The views of a backward function: out, dout and logits, which are null if they are not read, and dlogits.
 template <class T>
-struct GradientViews {
-  View<const T, 4> out, dout, logits;
-  View<T, 4> dlogits;
-};
+using GradientViews = RowViews<T, T, 3>;
 
 /// Checks the views of a backward call and returns them.
 template <bool wants_gradients, class T, int Rank>
 GradientViews<T> check_gradient_views(const char* function, const RowsBackward<T, Rank>& rows) {
   const auto out = with_rank<4>(rows.out), dout = with_rank<4>(rows.dout), logits = with_rank<4>(rows.logits);
   const auto dlogits = with_rank<4>(rows.dlogits);
-  check_view(function, "out", out);
-  check_view(function, "dout", dout);
-  check_output(function, "dlogits", dlogits);
+  check_strided_view(function, "out", out);
+  check_strided_view(function, "dout", dout);
+  check_strided_output(function, "dlogits", dlogits);
   check_same_extents(function, "dout", dout, "out", out);
   check_same_extents(function, "dlogits", dlogits, "out", out);
   check_in_place_or_no_overlap(function, "dlogits", dlogits, "out", out);
   check_in_place_or_no_overlap(function, "dlogits", dlogits, "dout", dout);
   if (wants_gradients || is_given(rows.logits)) {
-    check_view(function, "logits", logits);
+    check_strided_view(function, "logits", logits);
     check_same_extents(function, "logits", logits, "out", out);
   }
   if constexpr (wants_gradients) {
     check_in_place_or_no_overlap(function, "dlogits", dlogits, "logits", logits);
   }
-  return {out, dout, wants_gradients ? logits : View<const T, 4>{}, dlogits};
+  return {{out, dout, wants_gradients ? logits : View<const T, 4>{}}, dlogits};
 }
 
 /// Checks the arguments, then computes the gradients of every group of rows with `gradient`.
@@ -255,48 +259,47 @@ template <class T, int Rank, class S, class M, class E, class Gradient>
 void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, const S& scaling, const M& mask,
                    E& executor, const Gradient& gradient) {
   constexpr bool wants_gradients = LearnableScaling<S>;
-  const GradientViews<T> views = check_gradient_views<wants_gradients>(function, rows);
-  const auto &out = views.out, &dout = views.dout, &logits = views.logits;
-  const auto& dlogits = views.dlogits;
-  const QueryShape shape = query_shape(out);
+  const GradientViews<T> all = check_gradient_views<wants_gradients>(function, rows);
+  const QueryShape shape = query_shape(all.out);
   check_mask(mask, shape);
   check_scaling(function, scaling, shape);
-  if (dlogits.empty()) return;
+  if (all.out.empty()) return;
   // The caller's thread must call scaling.accumulate for the groups in their order. If several threads share the
-  // rows, each thread writes the dc of its rows here. The caller's thread adds the dc after the loop.
+  // rows, or if groups are divided into blocks of rows, each thread writes the dc of its rows here. The caller's thread
+  // adds the dc after the loop.
   std::vector<double> dc_of_rows;
-  if (wants_gradients && threads_of(executor) > 1) {
-    dc_of_rows.resize(static_cast<std::size_t>(shape.batch * shape.heads * shape.queries));
-  }
+  if (wants_gradients && (threads_of(executor) > 1 || !are_contiguous_rows(all)))
+    dc_of_rows.resize(static_cast<std::size_t>(shape.rows()));
   // Returns the address of the dc of the first row of a group.
-  const auto dc_of = [&](const RowGroup& group) {
-    return dc_of_rows.data() + ((group.batch * shape.heads + group.head) * shape.queries + group.query);
+  const auto dc_of = [&](const PlacedRow& row) {
+    return dc_of_rows.data() + ((row.batch * shape.heads + row.head) * shape.queries + row.query);
   };
   using C = ComputeType<T>;
   const SoftmaxGradientKernels<C> tables{kernels<RowKernels<C>>(), kernels<DotKernels<C>>(),
                                          kernels<RowGradientKernels<C>>()};
-  for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
+  for_each_group_of<S>(all, shape, mask, executor, [&](const GradientViews<T>& views, const RowGroup& group) {
+    const auto& [out, dout, logits] = views.in;
     const auto first = [&](const auto& view) {
       return row_of(view, group.batch, group.head, group.query) + group.keys.begin;
     };
     const GradientRows<T> work{.out = first(out),
                                .dout = first(dout),
                                .logits = wants_gradients ? first(logits) : nullptr,
-                               .dlogits = first(dlogits),
+                               .dlogits = first(views.out),
                                .out_stride = out.stride(2),
                                .dout_stride = dout.stride(2),
-                               .logits_stride = wants_gradients ? logits.stride(2) : 0,
-                               .dlogits_stride = dlogits.stride(2),
+                               .logits_stride = logits.stride(2),
+                               .dlogits_stride = views.out.stride(2),
                                .rows = group.rows,
                                .n = group.keys.size()};
     double dc = 0;
     if (work.n > 0) {
       const auto c = static_cast<double>(scaling(group.row));
-      dc = gradient(tables, work, c, dc_of_rows.empty() ? nullptr : dc_of(group));
+      dc = gradient(tables, work, c, dc_of_rows.empty() ? nullptr : dc_of(group.row));
     }
     if (work.n < shape.keys) {
       for (index_t r = 0; r < group.rows; ++r) {
-        fill_masked(&dlogits(group.batch, group.head, group.query + r, 0), shape.keys, group.keys, 0.0f);
+        fill_masked(&views.out(group.batch, group.head, group.query + r, 0), shape.keys, group.keys, 0.0f);
       }
     }
     if constexpr (wants_gradients) {
@@ -308,7 +311,7 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
     Serial serial;
     for_each_group<S>(shape, mask, serial, [&](const RowGroup& group) {
       if (group.row.n == 0) return;
-      const double* first = dc_of(group);
+      const double* first = dc_of(group.row);
       scaling.accumulate(group.row, std::accumulate(first, first + group.rows, 0.0));
     });
   }

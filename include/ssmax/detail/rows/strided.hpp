@@ -1,0 +1,170 @@
+// Visits the groups of rows of a call whose views may have any last stride. Drivers read contiguous rows. So rows of a
+// view with another last stride than 1 are copied to scratch, and results are copied back, block by block.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "groups.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// Bytes of the scratch of one view, and lower bound of its rows. Blocks of rows are divided as calls of an executor are,
+/// at multiples of every target's vector length, so that results are bit-identical to those of contiguous rows.
+inline constexpr index_t scratch_bytes = index_t{256} << 10, least_scratch_rows = 16;
+
+/// The views [batch, head, query, key] of a call. A view that is left out is null.
+template <class X, class Y, std::size_t Inputs>
+struct RowViews {
+  std::array<View<const X, 4>, Inputs> in;
+  View<Y, 4> out;
+};
+
+/// Returns true if the keys of each row are contiguous.
+template <class T>
+bool has_contiguous_rows(const View<T, 4>& view) {
+  return view.data_handle() == nullptr || view.extent(3) <= 1 || view.stride(3) == 1;
+}
+
+template <class X, class Y, std::size_t Inputs>
+bool are_contiguous_rows(const RowViews<X, Y, Inputs>& views) {
+  bool result = has_contiguous_rows(views.out);
+  for (const auto& view : views.in) result = result && has_contiguous_rows(view);
+  return result;
+}
+
+/// Copies a view [1, 1, rows, keys]. A tile is as wide as a cache line of floats, in both directions.
+template <class From, class To>
+void copy_rows(const View<From, 4>& from, const View<To, 4>& to) {
+  constexpr index_t tile = 16;
+  const index_t rows = from.extent(2), keys = from.extent(3);
+  for (index_t first = 0; first < keys; first += tile) {
+    const index_t last = std::min(first + tile, keys);
+    for (index_t r = 0; r < rows; r += tile) {
+      for (index_t key = first; key < last; ++key) {
+        const From* x = &from(0, 0, r, key);
+        To* y = &to(0, 0, r, key);
+        for (index_t i = 0; i < std::min(tile, rows - r); ++i) y[i * to.stride(2)] = x[i * from.stride(2)];
+      }
+    }
+  }
+}
+
+/// The rows [first, first + rows) of a head, of a view with any last stride. Copies to and from scratch.
+template <class T>
+class RowBlock {
+  using Element = std::remove_const_t<T>;
+
+ public:
+  /// Returns the rows with last stride 1. Exception: returns a null view as it is.
+  View<T, 4> contiguous(const View<T, 4>& view, const RowGroup& first, index_t rows, index_t longest) {
+    if (view.data_handle() == nullptr) return view;
+    origin_ = {row_of(view, first.batch, first.head, first.query),
+               {1, 1, rows, view.extent(3)},
+               {0, 0, view.stride(2), view.stride(3)}};
+    if (has_contiguous_rows(view)) return origin_;
+    if (scratch_ == nullptr)
+      scratch_ =
+          std::make_unique_for_overwrite<Element[]>(static_cast<std::size_t>(longest * view.extent(3)));
+    return scratch();
+  }
+  void load() {
+    if (is_copied()) copy_rows(origin_, scratch());
+  }
+  void store() {
+    if (is_copied()) copy_rows(scratch(), origin_);
+  }
+
+ private:
+  bool is_copied() const { return scratch_ != nullptr; }
+  View<Element, 4> scratch() const { return {scratch_.get(), origin_.extents()}; }
+
+  View<T, 4> origin_;
+  std::unique_ptr<Element[]> scratch_;
+};
+
+/// Passes the groups of one call of an executor to compute(views, group). If a view has another last stride than 1,
+/// collects the groups of a block of rows, and passes views and groups of the block. The row of a group keeps its place
+/// in the call.
+template <class X, class Y, std::size_t Inputs, class Compute>
+class StridedGroups {
+ public:
+  StridedGroups(const RowViews<X, Y, Inputs>& views, index_t rows, index_t keys, Compute compute)
+      : views_(views), compute_(compute), is_contiguous_(are_contiguous_rows(views)) {
+    const index_t row_bytes = std::max<index_t>(keys, 1) * static_cast<index_t>(sizeof(X));
+    const index_t fitting = scratch_bytes / row_bytes / least_scratch_rows * least_scratch_rows;
+    block_rows_ = std::min(std::max(fitting, least_scratch_rows), rows);
+  }
+
+  void operator()(const RowGroup& group) {
+    if (is_contiguous_) return compute_(views_, group);
+    RowGroup part = group;
+    for (index_t left = group.rows; left > 0; left -= part.rows, part.query += part.rows) {
+      part.rows = std::min(left, block_rows_);
+      part.row.query = part.query;
+      if (rows_ + part.rows > block_rows_) compute_block();
+      groups_.push_back(part);
+      rows_ += part.rows;
+    }
+  }
+
+  void finish() {
+    if (!groups_.empty()) compute_block();
+    finish_rows();
+  }
+
+ private:
+  void compute_block() {
+    const RowGroup first = groups_.front();
+    RowViews<X, Y, Inputs> block;
+    for (std::size_t i = 0; i < Inputs; ++i) {
+      block.in[i] = in_[i].contiguous(views_.in[i], first, rows_, block_rows_);
+      in_[i].load();
+    }
+    block.out = out_.contiguous(views_.out, first, rows_, block_rows_);
+    for (RowGroup& group : groups_) {
+      group.batch = group.head = 0;
+      group.query -= first.query;
+      compute_(block, group);
+    }
+    finish_rows();
+    out_.store();
+    groups_.clear();
+    rows_ = 0;
+  }
+
+  void finish_rows() {
+    if constexpr (requires { compute_.finish(); }) compute_.finish();
+  }
+
+  const RowViews<X, Y, Inputs>& views_;
+  Compute compute_;
+  bool is_contiguous_;
+  index_t block_rows_;
+  index_t rows_ = 0;  // of groups_
+  std::vector<RowGroup> groups_;
+  std::array<RowBlock<const X>, Inputs> in_;
+  RowBlock<Y> out_;
+};
+
+/// Calls compute(views, group) for every group of views with any last stride. Each call of the executor has its own copy
+/// of `compute`, whose finish(), if it exists, is called before results are read.
+template <class S, class M, class E, class X, class Y, std::size_t Inputs, class Compute>
+void for_each_group_of(const RowViews<X, Y, Inputs>& views, const QueryShape& shape, const M& mask,
+                       E& executor, const Compute& compute) {
+  struct Visit {
+    const RowViews<X, Y, Inputs>& views;
+    const QueryShape& shape;
+    const Compute& compute;
+
+    auto of_call() const {
+      return StridedGroups<X, Y, Inputs, Compute>(views, shape.queries, shape.keys, compute);
+    }
+  };
+  for_each_group<S>(shape, mask, executor, Visit{views, shape, compute});
+}
+
+SSMAX_END
