@@ -15,6 +15,8 @@
 /// | logits, out, dout, dlogits | [element] or [head, element] |
 /// | out of logsumexp | [row] or [head, row] |
 ///
+/// The last stride of each view is 1.
+///
 /// n is the number of elements of the row. The position of a row is n - 1, and its query is r. The library does not call
 /// the scaling for an empty row: logsumexp of an empty row is -inf.
 ///

@@ -36,18 +36,40 @@ bool are_contiguous_rows(const RowViews<X, Y, Inputs>& views) {
   return result;
 }
 
-/// Copies a view [1, 1, rows, keys]. A tile is as wide as a cache line of floats, in both directions.
-template <class From, class To>
-void copy_rows(const View<From, 4>& from, const View<To, 4>& to) {
-  constexpr index_t tile = 16;
-  const index_t rows = from.extent(2), keys = from.extent(3);
-  for (index_t first = 0; first < keys; first += tile) {
-    const index_t last = std::min(first + tile, keys);
-    for (index_t r = 0; r < rows; r += tile) {
-      for (index_t key = first; key < last; ++key) {
-        const From* x = &from(0, 0, r, key);
-        To* y = &to(0, 0, r, key);
-        for (index_t i = 0; i < std::min(tile, rows - r); ++i) y[i * to.stride(2)] = x[i * from.stride(2)];
+/// A matrix with any strides.
+template <class T>
+struct StridedMatrix {
+  T* data;
+  index_t row_stride, column_stride;
+
+  SSMAX_INLINE T& operator()(index_t row, index_t column) const {
+    return data[row * row_stride + column * column_stride];
+  }
+};
+
+/// Copies a matrix, tile by tile. Reads rows of a tile and writes its columns, so that each cache line of either matrix is
+/// touched once: lines at a distance of 4 KiB share few places of a first-level cache.
+template <class T>
+void copy_matrix(StridedMatrix<const T> from, StridedMatrix<T> to, index_t rows, index_t columns) {
+  constexpr index_t side = 16;
+  T tile[side][side];
+  for (index_t row = 0; row < rows; row += side) {
+    for (index_t column = 0; column < columns; column += side) {
+      const index_t height = std::min(side, rows - row), width = std::min(side, columns - column);
+      for (index_t i = 0; i < height; ++i) {
+        if (width == side && from.column_stride == 1) {
+          std::copy_n(&from(row + i, column), side, tile[i]);  // a few vectors
+        } else {
+          for (index_t j = 0; j < width; ++j) tile[i][j] = from(row + i, column + j);
+        }
+      }
+      for (index_t j = 0; j < width; ++j) {
+        T* const y = &to(row, column + j);
+        if (height == side && to.row_stride == 1) {
+          for (index_t i = 0; i < side; ++i) y[i] = tile[i][j];
+        } else {
+          for (index_t i = 0; i < height; ++i) y[i * to.row_stride] = tile[i][j];
+        }
       }
     }
   }
@@ -59,7 +81,7 @@ class RowBlock {
   using Element = std::remove_const_t<T>;
 
  public:
-  /// Returns the rows with last stride 1. Exception: returns a null view as it is.
+  /// Returns the rows with last stride 1. Exception: returns a null view itself.
   View<T, 4> contiguous(const View<T, 4>& view, const RowGroup& first, index_t rows, index_t longest) {
     if (view.data_handle() == nullptr) return view;
     origin_ = {row_of(view, first.batch, first.head, first.query),
@@ -72,10 +94,16 @@ class RowBlock {
     return scratch();
   }
   void load() {
-    if (is_copied()) copy_rows(origin_, scratch());
+    if (!is_copied()) return;
+    const index_t rows = origin_.extent(2), keys = origin_.extent(3);
+    copy_matrix<Element>({origin_.data_handle(), origin_.stride(3), origin_.stride(2)},
+                         {scratch_.get(), 1, keys}, keys, rows);
   }
   void store() {
-    if (is_copied()) copy_rows(scratch(), origin_);
+    if (!is_copied()) return;
+    const index_t rows = origin_.extent(2), keys = origin_.extent(3);
+    copy_matrix<Element>({scratch_.get(), keys, 1},
+                         {origin_.data_handle(), origin_.stride(2), origin_.stride(3)}, rows, keys);
   }
 
  private:
