@@ -242,6 +242,11 @@ TEST_CASE("errors of packed rows", "[softmax][ragged][errors]") {
                 [&] { logsumexp(in, View<float, 1>(lse), Softmax{}, RaggedRows(one_row)); });
   check_refused({"ssmax::softmax: out has extent 4 in dimension"},
                 [&] { softmax(in, View<float, 1>(y.data(), {4}), Softmax{}, RaggedRows(one_row)); });
+  const std::vector<index_t> two{0, 2};
+  check_refused({"ssmax::softmax: out has last stride 2, must be 1"}, [&] {
+    softmax(View<const float, 1>(z.data(), {2}), View<float, 1>(y.data(), {2}, {2}), Softmax{},
+            RaggedRows(two));
+  });
   CHECK(y == std::vector<float>(5, 7));
 }
 
