@@ -240,8 +240,10 @@ using GradientViews = RowViews<T, T, 3>;
 /// Checks the views of a backward call and returns them.
 template <bool wants_gradients, class T, int Rank>
 GradientViews<T> check_gradient_views(const char* function, const RowsBackward<T, Rank>& rows) {
-  const auto out = with_rank<4>(rows.out), dout = with_rank<4>(rows.dout), logits = with_rank<4>(rows.logits);
-  const auto dlogits = with_rank<4>(rows.dlogits);
+  GradientViews<T> views{{with_rank<4>(rows.out), with_rank<4>(rows.dout), with_rank<4>(rows.logits)},
+                         with_rank<4>(rows.dlogits)};
+  const auto& [out, dout, logits] = views.in;
+  const View<T, 4>& dlogits = views.out;
   check_strided_view(function, "out", out);
   check_strided_view(function, "dout", dout);
   check_strided_output(function, "dlogits", dlogits);
@@ -256,7 +258,8 @@ GradientViews<T> check_gradient_views(const char* function, const RowsBackward<T
   if constexpr (wants_gradients) {
     check_in_place_or_no_overlap(function, "dlogits", dlogits, "logits", logits);
   }
-  return {{out, dout, wants_gradients ? logits : View<const T, 4>{}}, dlogits};
+  if (!wants_gradients) views.in[2] = {};
+  return views;
 }
 
 /// Checks the arguments, then computes the gradients of every group of rows with `gradient`.

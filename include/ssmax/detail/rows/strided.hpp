@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -121,47 +122,59 @@ template <class X, class Y, std::size_t Inputs, class Compute>
 class StridedGroups {
  public:
   StridedGroups(const RowViews<X, Y, Inputs>& views, index_t rows, index_t keys, Compute compute)
-      : views_(views), compute_(compute), is_contiguous_(are_contiguous_rows(views)) {
+      : views_(views), compute_(compute) {
+    if (are_contiguous_rows(views)) return;
+    block_.emplace();
     const index_t row_bytes = std::max<index_t>(keys, 1) * static_cast<index_t>(sizeof(X));
     const index_t fitting = scratch_bytes / row_bytes / least_scratch_rows * least_scratch_rows;
-    block_rows_ = std::min(std::max(fitting, least_scratch_rows), rows);
+    block_->longest = std::min(std::max(fitting, least_scratch_rows), rows);
   }
 
   void operator()(const RowGroup& group) {
-    if (is_contiguous_) return compute_(views_, group);
+    if (!block_) return compute_(views_, group);
     RowGroup part = group;
     for (index_t left = group.rows; left > 0; left -= part.rows, part.query += part.rows) {
-      part.rows = std::min(left, block_rows_);
+      part.rows = std::min(left, block_->longest);
       part.row.query = part.query;
-      if (rows_ + part.rows > block_rows_) compute_block();
-      groups_.push_back(part);
-      rows_ += part.rows;
+      if (block_->rows + part.rows > block_->longest) compute_block();
+      block_->groups.push_back(part);
+      block_->rows += part.rows;
     }
   }
 
   void finish() {
-    if (!groups_.empty()) compute_block();
+    if (block_ && !block_->groups.empty()) compute_block();
     finish_rows();
   }
 
  private:
+  /// The collected groups, and scratch of the views.
+  struct Block {
+    std::vector<RowGroup> groups;
+    index_t rows = 0;     // of the groups
+    index_t longest = 0;  // rows of the scratch
+    std::array<RowBlock<const X>, Inputs> in;
+    RowBlock<Y> out;
+  };
+
   void compute_block() {
-    const RowGroup first = groups_.front();
-    RowViews<X, Y, Inputs> block;
+    Block& block = *block_;
+    const RowGroup first = block.groups.front();
+    RowViews<X, Y, Inputs> views;
     for (std::size_t i = 0; i < Inputs; ++i) {
-      block.in[i] = in_[i].contiguous(views_.in[i], first, rows_, block_rows_);
-      in_[i].load();
+      views.in[i] = block.in[i].contiguous(views_.in[i], first, block.rows, block.longest);
+      block.in[i].load();
     }
-    block.out = out_.contiguous(views_.out, first, rows_, block_rows_);
-    for (RowGroup& group : groups_) {
+    views.out = block.out.contiguous(views_.out, first, block.rows, block.longest);
+    for (RowGroup& group : block.groups) {
       group.batch = group.head = 0;
       group.query -= first.query;
-      compute_(block, group);
+      compute_(views, group);
     }
     finish_rows();
-    out_.store();
-    groups_.clear();
-    rows_ = 0;
+    block.out.store();
+    block.groups.clear();
+    block.rows = 0;
   }
 
   void finish_rows() {
@@ -170,12 +183,7 @@ class StridedGroups {
 
   const RowViews<X, Y, Inputs>& views_;
   Compute compute_;
-  bool is_contiguous_;
-  index_t block_rows_;
-  index_t rows_ = 0;  // of groups_
-  std::vector<RowGroup> groups_;
-  std::array<RowBlock<const X>, Inputs> in_;
-  RowBlock<Y> out_;
+  std::optional<Block> block_;  // if a last stride is not 1
 };
 
 /// Calls compute(views, group) for every group of views with any last stride. Each call of the executor has its own copy
