@@ -39,20 +39,23 @@ template <int power, class X, class Y, class S, class M, class E>
 void entmax_rows(const char* function, const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling,
                  const M& mask, E& executor) {
   using T = ComputeType<X>;
-  const QueryShape shape = check_rows(function, logits, "out", out, scaling, mask);
+  using Views = RowViews<std::remove_const_t<X>, Y, 1>;
+  const QueryShape shape = check_rows(function, logits, out, scaling, mask);
   if (out.empty()) return;
   const RowKernels<T>& rows = kernels<RowKernels<T>>();
   const EntmaxKernels<T>& tables = kernels<EntmaxKernels<T>>();
-  for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
-    const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
-    for (index_t r = 0; r < group.rows; ++r) {
-      Y* to = &out(group.batch, group.head, group.query + r, 0);
-      fill_masked(to, shape.keys, group.keys, 0.0f);
-      if (group.keys.size() == 0) continue;
-      const X* from = &logits(group.batch, group.head, group.query + r, 0);
-      entmax_row<power>(rows, tables, from + group.keys.begin, group.keys.size(), c, to + group.keys.begin);
-    }
-  });
+  for_each_group_of<S>(
+      Views{{logits}, out}, shape, mask, executor, [&](const Views& views, const RowGroup& group) {
+        const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
+        for (index_t r = 0; r < group.rows; ++r) {
+          Y* to = &views.out(group.batch, group.head, group.query + r, 0);
+          fill_masked(to, shape.keys, group.keys, 0.0f);
+          if (group.keys.size() == 0) continue;
+          const X* from = &views.in[0](group.batch, group.head, group.query + r, 0);
+          entmax_row<power>(rows, tables, from + group.keys.begin, group.keys.size(), c,
+                            to + group.keys.begin);
+        }
+      });
 }
 
 /// Computes the gradients of a group of rows. backward_rows calls it.

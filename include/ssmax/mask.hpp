@@ -40,6 +40,7 @@
 #include <utility>
 
 #include "config.hpp"
+#include "detail/checks/boundaries.hpp"
 #include "detail/checks/error.hpp"
 #include "detail/checks/matrix.hpp"
 #include "half.hpp"
@@ -273,8 +274,9 @@ class Documents {
   SSMAX_INLINE void check(const QueryShape& shape) const {
     detail::check_equal("Documents", "cumulative_queries", "has extent", std::ssize(queries_),
                         "cumulative_keys has", std::ssize(keys_));
-    check_span("cumulative_queries", queries_, "queries are", shape.queries);
-    check_span("cumulative_keys", keys_, "keys are", shape.keys);
+    detail::check_boundaries("Documents", "cumulative_queries", queries_, "document", "queries are",
+                             shape.queries);
+    detail::check_boundaries("Documents", "cumulative_keys", keys_, "document", "keys are", shape.keys);
   }
 
  private:
@@ -303,19 +305,6 @@ class Documents {
     }
     return first - 1;
   }
-  SSMAX_INLINE static void check_span(const char* name, Integers cumulative, const char* extent_name,
-                                      index_t extent) {
-    if (cumulative.empty()) detail::fail_value("Documents", name, "has extent", 0, "must be at least", 1);
-    detail::check_equal("Documents", name, "begins with", cumulative.front(), "must begin with", 0);
-    for (std::size_t i = 1; i < cumulative.size(); ++i) {
-      if (cumulative[i] < cumulative[i - 1]) {
-        detail::fail_format("ssmax::Documents: %s falls from %td to %td in document %zu", name,
-                            cumulative[i - 1], cumulative[i], i - 1);
-      }
-    }
-    detail::check_equal("Documents", name, "ends with", cumulative.back(), extent_name, extent);
-  }
-
   Integers queries_, keys_;
   bool causal_;
 };

@@ -14,7 +14,11 @@
 /// | 3 | [head, query, key] |
 /// | 4 | [batch, head, query, key] |
 ///
-/// The last stride is 1. You choose the other strides. Rows of float, half and bfloat16 are computed in float, rows
+/// You choose the strides. A last stride other than 1 computes rows along another dimension of a tensor: for logits
+/// [edge, head], `View<const float, 2>(z, {heads, edges}, {1, heads})` has a row per head. Rows of this kind are copied, with
+/// masked keys, to scratch and back in blocks, and results are bit-identical to those of a contiguous copy.
+///
+/// Rows of float, half and bfloat16 are computed in float, rows
 /// of double in double. The sums run over the visible keys of the row (mask.hpp), and n is the number of visible
 /// keys. row.hpp defines the position of a row. The functions do not read masked keys. The result
 /// of a masked key is 0, or -inf in log form. For rank 2 to 4, logsumexp writes one number per row. For one row,
@@ -50,8 +54,9 @@
 ///
 /// `out` may be the memory of the logits. Otherwise `out` must not overlap the logits. Exception: `out` of logsumexp
 /// must never overlap the logits. Throws std::invalid_argument for every error, before anything is written. The
-/// functions do not allocate. Exception: for parameter gradients and more than one thread, the backward allocates 8
-/// bytes per row.
+/// functions do not allocate. Exception: for parameter gradients and more than one thread, or a last stride other than 1,
+/// the backward allocates 8 bytes per row. Exception: each thread allocates scratch for each view whose last stride is
+/// not 1, 256 KiB or 16 rows, whichever is larger.
 #pragma once
 
 #include <concepts>
@@ -64,6 +69,7 @@
 #include "detail/rows/fill.hpp"
 #include "detail/rows/groups.hpp"
 #include "detail/rows/softmax_groups.hpp"
+#include "detail/rows/strided.hpp"
 #include "execution.hpp"
 #include "mask.hpp"
 #include "scaling.hpp"
@@ -84,14 +90,20 @@ constexpr void check_storage() {
                 "ssmax::softmax: logits and out are computed in one type: double logits need a double out");
 }
 
-/// Checks the arguments of every forward call. Returns the shape.
+/// Checks the views of every forward call with a result per logit.
+template <class X, class Y>
+void check_row_views(const char* function, const View<X, 4>& logits, const View<Y, 4>& out) {
+  check_strided_view(function, "logits", logits);
+  check_strided_output(function, "out", out);
+  check_same_extents(function, "out", out, "logits", logits);
+  check_in_place_or_no_overlap(function, "out", out, "logits", logits);
+}
+
+/// Checks the arguments of every forward call with a result per logit. Returns the shape.
 template <class X, class Y, class S, class M>
-QueryShape check_rows(const char* function, const View<X, 4>& logits, const char* out_name,
-                      const View<Y, 4>& out, const S& scaling, const M& mask) {
-  check_view(function, "logits", logits);
-  check_output(function, out_name, out);
-  check_same_extents(function, out_name, out, "logits", logits);
-  check_in_place_or_no_overlap(function, out_name, out, "logits", logits);
+QueryShape check_rows(const char* function, const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling,
+                      const M& mask) {
+  check_row_views(function, logits, out);
   const QueryShape shape = query_shape(logits);
   check_mask(mask, shape);
   check_scaling(function, scaling, shape);
@@ -102,37 +114,42 @@ template <class X, class Y, class S, class M, class E>
 void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask,
                   E& executor) {
   using T = ComputeType<X>;
-  const QueryShape shape = check_rows("softmax", logits, "out", out, scaling, mask);
+  using In = std::remove_const_t<X>;
+  const QueryShape shape = check_rows("softmax", logits, out, scaling, mask);
   if (out.empty()) return;
   const SoftmaxKernels<T> tables{kernels<RowKernels<T>>(), kernels<ShortRowKernels<T>>()};
-  for_each_group<S>(shape, mask, executor, SoftmaxGroups<X, Y, S>{tables, logits, out, scaling});
+  for_each_group_of<S>(RowViews<In, Y, 1>{{logits}, out}, shape, mask, executor,
+                       SoftmaxGroups<In, Y, S>(tables, scaling, shape.queries > 1));
 }
 
 template <class X, class Y, class S, class M, class E>
 void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask,
                       E& executor) {
   using T = ComputeType<X>;
-  const QueryShape shape = check_rows("log_softmax", logits, "out", out, scaling, mask);
+  using Views = RowViews<std::remove_const_t<X>, Y, 1>;
+  const QueryShape shape = check_rows("log_softmax", logits, out, scaling, mask);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
-  for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
-    const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
-    for (index_t r = 0; r < group.rows; ++r) {
-      Y* to = &out(group.batch, group.head, group.query + r, 0);
-      fill_masked(to, shape.keys, group.keys, -std::numeric_limits<float>::infinity());
-      if (group.keys.size() == 0) continue;
-      const X* from = &logits(group.batch, group.head, group.query + r, 0);
-      compiled::log_softmax_row(kernels, from + group.keys.begin, group.keys.size(), c,
-                                to + group.keys.begin);
-    }
-  });
+  for_each_group_of<S>(
+      Views{{logits}, out}, shape, mask, executor, [&](const Views& views, const RowGroup& group) {
+        const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
+        for (index_t r = 0; r < group.rows; ++r) {
+          Y* to = &views.out(group.batch, group.head, group.query + r, 0);
+          fill_masked(to, shape.keys, group.keys, -std::numeric_limits<float>::infinity());
+          if (group.keys.size() == 0) continue;
+          const X* from = &views.in[0](group.batch, group.head, group.query + r, 0);
+          compiled::log_softmax_row(kernels, from + group.keys.begin, group.keys.size(), c,
+                                    to + group.keys.begin);
+        }
+      });
 }
 
 template <class X, class Y, class S, class M, class E>
 void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& scaling, const M& mask,
                     E& executor) {
   using T = ComputeType<X>;
-  check_view("logsumexp", "logits", logits);
+  using Views = RowViews<std::remove_const_t<X>, Y, 1>;
+  check_strided_view("logsumexp", "logits", logits);
   check_output("logsumexp", "out", out);
   for (int i = 0; i < 3; ++i) check_extent("logsumexp", "out", out, i, "logits", logits, i);
   // Check the overlap as if each result were a row of one key: results may lie between the rows of the logits.
@@ -144,17 +161,18 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
   check_scaling("logsumexp", scaling, shape);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
-  for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
-    const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
-    for (index_t r = 0; r < group.rows; ++r) {
-      double value = -std::numeric_limits<double>::infinity();
-      if (group.keys.size() > 0) {
-        const X* from = &logits(group.batch, group.head, group.query + r, 0);
-        value = compiled::logsumexp_row(kernels, from + group.keys.begin, group.keys.size(), c);
-      }
-      out(group.batch, group.head, group.query + r) = static_cast<Y>(static_cast<T>(value));
-    }
-  });
+  for_each_group_of<S>(
+      Views{{logits}, {}}, shape, mask, executor, [&](const Views& views, const RowGroup& group) {
+        const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
+        for (index_t r = 0; r < group.rows; ++r) {
+          double value = -std::numeric_limits<double>::infinity();
+          if (group.keys.size() > 0) {
+            const X* from = &views.in[0](group.batch, group.head, group.query + r, 0);
+            value = compiled::logsumexp_row(kernels, from + group.keys.begin, group.keys.size(), c);
+          }
+          out(group.row.batch, group.row.head, group.row.query + r) = static_cast<Y>(static_cast<T>(value));
+        }
+      });
 }
 
 }  // namespace detail
@@ -215,66 +233,81 @@ struct RowsBackward {
 
 namespace detail {
 
-/// Checks the arguments, then computes the gradients of every group of rows with `gradient`.
-template <class T, int Rank, class S, class M, class E, class Gradient>
-void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, const S& scaling, const M& mask,
-                   E& executor, const Gradient& gradient) {
-  constexpr bool wants_gradients = LearnableScaling<S>;
-  const auto out = with_rank<4>(rows.out), dout = with_rank<4>(rows.dout), logits = with_rank<4>(rows.logits);
-  const auto dlogits = with_rank<4>(rows.dlogits);
-  check_view(function, "out", out);
-  check_view(function, "dout", dout);
-  check_output(function, "dlogits", dlogits);
+/// The views of a backward function: out, dout and logits, which are null if they are not read, and dlogits.
+template <class T>
+using GradientViews = RowViews<T, T, 3>;
+
+/// Checks the views of a backward call and returns them.
+template <bool wants_gradients, class T, int Rank>
+GradientViews<T> check_gradient_views(const char* function, const RowsBackward<T, Rank>& rows) {
+  GradientViews<T> views{{with_rank<4>(rows.out), with_rank<4>(rows.dout), with_rank<4>(rows.logits)},
+                         with_rank<4>(rows.dlogits)};
+  const auto& [out, dout, logits] = views.in;
+  const View<T, 4>& dlogits = views.out;
+  check_strided_view(function, "out", out);
+  check_strided_view(function, "dout", dout);
+  check_strided_output(function, "dlogits", dlogits);
   check_same_extents(function, "dout", dout, "out", out);
   check_same_extents(function, "dlogits", dlogits, "out", out);
   check_in_place_or_no_overlap(function, "dlogits", dlogits, "out", out);
   check_in_place_or_no_overlap(function, "dlogits", dlogits, "dout", dout);
   if (wants_gradients || is_given(rows.logits)) {
-    check_view(function, "logits", logits);
+    check_strided_view(function, "logits", logits);
     check_same_extents(function, "logits", logits, "out", out);
   }
   if constexpr (wants_gradients) {
     check_in_place_or_no_overlap(function, "dlogits", dlogits, "logits", logits);
   }
-  const QueryShape shape = query_shape(out);
+  if (!wants_gradients) views.in[2] = {};
+  return views;
+}
+
+/// Checks the arguments, then computes the gradients of every group of rows with `gradient`.
+template <class T, int Rank, class S, class M, class E, class Gradient>
+void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, const S& scaling, const M& mask,
+                   E& executor, const Gradient& gradient) {
+  constexpr bool wants_gradients = LearnableScaling<S>;
+  const GradientViews<T> all = check_gradient_views<wants_gradients>(function, rows);
+  const QueryShape shape = query_shape(all.out);
   check_mask(mask, shape);
   check_scaling(function, scaling, shape);
-  if (dlogits.empty()) return;
+  if (all.out.empty()) return;
   // The caller's thread must call scaling.accumulate for the groups in their order. If several threads share the
-  // rows, each thread writes the dc of its rows here. The caller's thread adds the dc after the loop.
+  // rows, or if groups are divided into blocks of rows, each thread writes the dc of its rows here. The caller's thread
+  // adds the dc after the loop.
   std::vector<double> dc_of_rows;
-  if (wants_gradients && threads_of(executor) > 1) {
-    dc_of_rows.resize(static_cast<std::size_t>(shape.batch * shape.heads * shape.queries));
-  }
+  if (wants_gradients && (threads_of(executor) > 1 || !are_contiguous_rows(all)))
+    dc_of_rows.resize(static_cast<std::size_t>(shape.rows()));
   // Returns the address of the dc of the first row of a group.
-  const auto dc_of = [&](const RowGroup& group) {
-    return dc_of_rows.data() + ((group.batch * shape.heads + group.head) * shape.queries + group.query);
+  const auto dc_of = [&](const PlacedRow& row) {
+    return dc_of_rows.data() + ((row.batch * shape.heads + row.head) * shape.queries + row.query);
   };
   using C = ComputeType<T>;
   const SoftmaxGradientKernels<C> tables{kernels<RowKernels<C>>(), kernels<DotKernels<C>>(),
                                          kernels<RowGradientKernels<C>>()};
-  for_each_group<S>(shape, mask, executor, [&](const RowGroup& group) {
+  for_each_group_of<S>(all, shape, mask, executor, [&](const GradientViews<T>& views, const RowGroup& group) {
+    const auto& [out, dout, logits] = views.in;
     const auto first = [&](const auto& view) {
       return row_of(view, group.batch, group.head, group.query) + group.keys.begin;
     };
     const GradientRows<T> work{.out = first(out),
                                .dout = first(dout),
                                .logits = wants_gradients ? first(logits) : nullptr,
-                               .dlogits = first(dlogits),
+                               .dlogits = first(views.out),
                                .out_stride = out.stride(2),
                                .dout_stride = dout.stride(2),
-                               .logits_stride = wants_gradients ? logits.stride(2) : 0,
-                               .dlogits_stride = dlogits.stride(2),
+                               .logits_stride = logits.stride(2),
+                               .dlogits_stride = views.out.stride(2),
                                .rows = group.rows,
                                .n = group.keys.size()};
     double dc = 0;
     if (work.n > 0) {
       const auto c = static_cast<double>(scaling(group.row));
-      dc = gradient(tables, work, c, dc_of_rows.empty() ? nullptr : dc_of(group));
+      dc = gradient(tables, work, c, dc_of_rows.empty() ? nullptr : dc_of(group.row));
     }
     if (work.n < shape.keys) {
       for (index_t r = 0; r < group.rows; ++r) {
-        fill_masked(&dlogits(group.batch, group.head, group.query + r, 0), shape.keys, group.keys, 0.0f);
+        fill_masked(&views.out(group.batch, group.head, group.query + r, 0), shape.keys, group.keys, 0.0f);
       }
     }
     if constexpr (wants_gradients) {
@@ -286,7 +319,7 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
     Serial serial;
     for_each_group<S>(shape, mask, serial, [&](const RowGroup& group) {
       if (group.row.n == 0) return;
-      const double* first = dc_of(group);
+      const double* first = dc_of(group.row);
       scaling.accumulate(group.row, std::accumulate(first, first + group.rows, 0.0));
     });
   }

@@ -20,6 +20,7 @@
 #include "paged_keys.hpp"
 #include "paged_kv_cache.hpp"
 #include "plan.hpp"
+#include "ragged_rows.hpp"
 #include "rope.hpp"
 #include "scaling.hpp"
 #include "score.hpp"

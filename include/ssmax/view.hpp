@@ -2,7 +2,7 @@
 /// A view is a pointer with extents and strides. It does not own its elements. A copy takes a few registers.
 ///
 /// Element (i0, …, ik) is `data[i0·stride(0) + … + ik·stride(k)]`. Strides count elements. A stride of an input may
-/// be 0 (broadcast). If a kernel takes the view, the last stride must be 1. You choose the other strides. Member
+/// be 0 (broadcast). The last stride of a tensor of attention must be 1. You choose the other strides. Member
 /// names are those of std::mdspan.
 ///
 /// The constructors do not check extents and strides. Every function that takes views throws std::invalid_argument

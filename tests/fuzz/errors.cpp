@@ -1,5 +1,6 @@
 // Invalid calls: each must throw std::invalid_argument and write nothing. One argument of a valid call is made wrong.
 #include <functional>
+#include <limits>
 #include <ssmax/attention.hpp>
 #include <ssmax/attention_backward.hpp>
 #include <ssmax/cross_entropy.hpp>
@@ -34,9 +35,9 @@ View<float, Rank> changed(const View<float, Rank>& view, int dimension, index_t 
   return {view.data_handle(), extents, strides};
 }
 
-/// Makes a view wrong, whatever it is of; says how.
+/// Makes a view wrong, whatever it is of; says how. With `any_stride`, only a last stride beyond memory is wrong.
 template <int Rank>
-std::string spoil(Random& random, View<float, Rank>& view, bool is_output) {
+std::string spoil(Random& random, View<float, Rank>& view, bool is_output, bool any_stride = false) {
   const auto any = static_cast<int>(random.between(0, Rank - 1));
   switch (random.between(0, is_output ? 4 : 3)) {
     case 0:
@@ -46,7 +47,8 @@ std::string spoil(Random& random, View<float, Rank>& view, bool is_output) {
       view = changed(view, any, -view.extent(any), view.stride(any));
       return "extent " + std::to_string(any) + " negative";
     case 2:
-      view = changed(view, Rank - 1, view.extent(Rank - 1), random.pick<index_t>({2, -1, 0}));
+      view = changed(view, Rank - 1, view.extent(Rank - 1),
+                     any_stride ? std::numeric_limits<index_t>::max() : random.pick<index_t>({2, -1, 0}));
       return "last stride";
     case 3: {
       std::array<index_t, Rank> extents{};
@@ -176,8 +178,8 @@ void refuse_rows(Random& random, std::string& words) {
   View<float, 2> logits(in.data(), {rows, n}), out(to.data(), {rows, n});
   std::vector<index_t> lengths(static_cast<std::size_t>(rows), 1);
   const std::initializer_list<Mistake> mistakes{
-      [&] { return "logits: " + spoil(random, logits, false); },
-      [&] { return "out: " + spoil(random, out, true); },
+      [&] { return "logits: " + spoil(random, logits, false, true); },
+      [&] { return "out: " + spoil(random, out, true, true); },
       [&] { return resized(random, lengths, "lengths"); },
       [&] {
         out = View<float, 2>(in.data() + random.between(1, rows * n - 1), {rows, n});

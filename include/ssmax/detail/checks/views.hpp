@@ -162,10 +162,9 @@ inline void check_fits_attention(const char* function, const char* name, const A
   check_reach(function, name, view);
 }
 
-/// Throws unless each element of an output has one index only. In order of rising stride, the stride of each
+/// Throws unless each element of an output view has one index only. In order of rising stride, the stride of each
 /// dimension must be at least the span of the dimensions before it.
-inline void check_output(const char* function, const char* name, const AnyView& view) {
-  check_view(function, name, view);
+inline void check_distinct(const char* function, const char* name, const AnyView& view) {
   if (view.empty()) return;
   index_t span = 1;
   std::array<bool, 4> seen{};
@@ -184,6 +183,17 @@ inline void check_output(const char* function, const char* name, const AnyView& 
     }
     span += (view.extent(next) - 1) * stride;
   }
+}
+
+inline void check_output(const char* function, const char* name, const AnyView& view) {
+  check_view(function, name, view);
+  check_distinct(function, name, view);
+}
+
+/// Throws as check_output does, but accepts any last stride.
+inline void check_strided_output(const char* function, const char* name, const AnyView& view) {
+  check_strided_view(function, name, view);
+  check_distinct(function, name, view);
 }
 
 struct Bytes {

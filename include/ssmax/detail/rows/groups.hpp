@@ -75,8 +75,8 @@ void visit_groups(const QueryShape& shape, const M& mask, index_t batch, index_t
   }
 }
 
-/// Calls visit(group) for every group. Exception: if visit.of_piece() exists, it is called for each run of rows that
-/// one thread visits. The groups of the run are passed to its result, whose finish() is called at the end.
+/// Calls visit(group) for every group. Exception: if visit.of_call() exists, it is called for each call of the executor.
+/// The groups of the call are passed to its result, whose finish() is called after the groups of each head.
 template <class S, class M, class E, class Visit>
 void for_each_group(const QueryShape& shape, const M& mask, E& executor, const Visit& visit) {
   static_assert(
@@ -95,18 +95,24 @@ void for_each_group(const QueryShape& shape, const M& mask, E& executor, const V
   const index_t pieces_of_head = up(shape.queries, rows_of_piece), pieces = heads * pieces_of_head;
   const index_t pieces_of_call = up(rows_of_call, rows_of_piece);
   executor.run(up(pieces, pieces_of_call), [&](index_t call) {
-    const index_t last = std::min(pieces, (call + 1) * pieces_of_call);
-    for (index_t piece = call * pieces_of_call; piece < last; ++piece) {
-      const index_t head = piece / pieces_of_head, begin = piece % pieces_of_head * rows_of_piece;
-      const index_t end = std::min(begin + rows_of_piece, shape.queries);
-      if constexpr (requires { visit.of_piece(); }) {
-        auto of_piece = visit.of_piece();
-        visit_groups<S>(shape, mask, head / shape.heads, head % shape.heads, begin, end,
-                        [&](const RowGroup& group) { of_piece(group); });
-        of_piece.finish();
-      } else {
-        visit_groups<S>(shape, mask, head / shape.heads, head % shape.heads, begin, end, visit);
+    const auto for_each_piece = [&](const auto& visit_piece) {
+      const index_t last = std::min(pieces, (call + 1) * pieces_of_call);
+      for (index_t piece = call * pieces_of_call; piece < last; ++piece) {
+        const index_t head = piece / pieces_of_head, begin = piece % pieces_of_head * rows_of_piece;
+        const index_t end = std::min(begin + rows_of_piece, shape.queries);
+        visit_piece(head / shape.heads, head % shape.heads, begin, end);
       }
+    };
+    if constexpr (requires { visit.of_call(); }) {
+      auto of_call = visit.of_call();
+      for_each_piece([&](index_t batch, index_t head, index_t begin, index_t end) {
+        visit_groups<S>(shape, mask, batch, head, begin, end, [&](const RowGroup& group) { of_call(group); });
+        of_call.finish();
+      });
+    } else {
+      for_each_piece([&](index_t batch, index_t head, index_t begin, index_t end) {
+        visit_groups<S>(shape, mask, batch, head, begin, end, visit);
+      });
     }
   });
 }

@@ -8,6 +8,7 @@
 #include "driver.hpp"
 #include "fill.hpp"
 #include "groups.hpp"
+#include "strided.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -16,6 +17,8 @@ template <class T>
 class LoneRows {
  public:
   explicit LoneRows(const SoftmaxKernels<T>& kernels) : kernels_(kernels) {}
+  /// A copy is empty.
+  LoneRows(const LoneRows& other) : kernels_(other.kernels_) {}
 
   /// Returns true if rows of n elements are collected.
   bool takes(index_t n) const { return n <= kernels_.short_rows.longest && kernels_.rows.width > 1; }
@@ -36,50 +39,48 @@ class LoneRows {
   LoneRow<T> rows_[max_lone_rows];
 };
 
-/// Computes softmax of the groups of one call.
+/// Computes softmax of the groups of one call of an executor.
 template <class X, class Y, class S>
-struct SoftmaxGroups {
+class SoftmaxGroups {
   using T = ComputeType<X>;
+  static constexpr bool shares_vectors = std::same_as<X, T> && std::same_as<Y, T>;
 
-  /// Computes the groups of a run of rows that one thread visits.
-  struct Piece {
-    const SoftmaxGroups& call;
-    LoneRows<T> lone_rows;
+ public:
+  SoftmaxGroups(const SoftmaxKernels<T>& kernels, const S& scaling, bool has_neighbours)
+      : kernels_(kernels), scaling_(scaling), has_neighbours_(has_neighbours), lone_rows_(kernels) {}
 
-    void operator()(const RowGroup& group) {
-      const index_t columns = call.logits.extent(3);
-      const X* from = &call.logits(group.batch, group.head, group.query, 0) + group.keys.begin;
-      Y* to = &call.out(group.batch, group.head, group.query, 0);
-      const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(call.scaling(group.row));
-      if constexpr (std::same_as<std::remove_const_t<X>, T> && std::same_as<Y, T>) {
-        const bool has_neighbours = group.group_rows == 1 && call.out.extent(2) > 1;
-        if (has_neighbours && group.keys.size() > 0 && lone_rows.takes(group.keys.size())) {
-          if (group.keys.begin > 0) fill_row(to, group.keys.begin, 0.0f);
-          return lone_rows.add({from, to + group.keys.begin, group.keys.size(), columns - group.keys.end, c});
-        }
+  void operator()(const RowViews<X, Y, 1>& views, const RowGroup& group) {
+    const View<const X, 4>& logits = views.in[0];
+    const View<Y, 4>& out = views.out;
+    const index_t columns = logits.extent(3);
+    const X* from = &logits(group.batch, group.head, group.query, 0) + group.keys.begin;
+    Y* to = &out(group.batch, group.head, group.query, 0);
+    const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling_(group.row));
+    if constexpr (shares_vectors) {
+      const bool is_lone = group.group_rows == 1 && has_neighbours_;
+      if (is_lone && group.keys.size() > 0 && lone_rows_.takes(group.keys.size())) {
+        if (group.keys.begin > 0) fill_row(to, group.keys.begin, 0.0f);
+        return lone_rows_.add({from, to + group.keys.begin, group.keys.size(), columns - group.keys.end, c});
       }
-      if (group.keys.size() < columns) {
-        for (index_t r = 0; r < group.rows; ++r)
-          fill_masked(to + r * call.out.stride(2), columns, group.keys, 0.0f);
-      }
-      if (group.keys.size() == 0) return;
-      to += group.keys.begin;
-      compiled::softmax_group<std::remove_const_t<X>, Y>(call.kernels, {from, call.logits.stride(2)},
-                                                         {to, call.out.stride(2)}, group.rows,
-                                                         group.keys.size(), c, group.group_rows == 1);
     }
-
-    void finish() {
-      if constexpr (std::same_as<std::remove_const_t<X>, T> && std::same_as<Y, T>) lone_rows.finish();
+    if (group.keys.size() < columns) {
+      for (index_t r = 0; r < group.rows; ++r) fill_masked(to + r * out.stride(2), columns, group.keys, 0.0f);
     }
-  };
+    if (group.keys.size() == 0) return;
+    to += group.keys.begin;
+    compiled::softmax_group<X, Y>(kernels_, {from, logits.stride(2)}, {to, out.stride(2)}, group.rows,
+                                  group.keys.size(), c, group.group_rows == 1);
+  }
 
-  const SoftmaxKernels<T>& kernels;
-  const View<X, 4>& logits;
-  const View<Y, 4>& out;
-  const S& scaling;
+  void finish() {
+    if constexpr (shares_vectors) lone_rows_.finish();
+  }
 
-  Piece of_piece() const { return {*this, LoneRows<T>(kernels)}; }
+ private:
+  const SoftmaxKernels<T>& kernels_;
+  const S& scaling_;
+  bool has_neighbours_;
+  LoneRows<T> lone_rows_;
 };
 
 SSMAX_END

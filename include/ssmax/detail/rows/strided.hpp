@@ -1,0 +1,206 @@
+// Visits the groups of rows of a call whose views may have any last stride. Drivers read contiguous rows. So rows of a
+// view with another last stride than 1 are copied to scratch, and results are copied back, block by block.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "groups.hpp"
+
+SSMAX_BEGIN_DETAIL
+
+/// Bytes of the scratch of one view, and lower bound of its rows. Blocks of rows are divided as calls of an executor are,
+/// at multiples of every target's vector length, so that results are bit-identical to those of contiguous rows.
+inline constexpr index_t scratch_bytes = index_t{256} << 10, least_scratch_rows = 16;
+
+/// The views [batch, head, query, key] of a call. A view that is left out is null.
+template <class X, class Y, std::size_t Inputs>
+struct RowViews {
+  std::array<View<const X, 4>, Inputs> in;
+  View<Y, 4> out;
+};
+
+/// Returns true if the keys of each row are contiguous.
+template <class T>
+bool has_contiguous_rows(const View<T, 4>& view) {
+  return view.data_handle() == nullptr || view.extent(3) <= 1 || view.stride(3) == 1;
+}
+
+template <class X, class Y, std::size_t Inputs>
+bool are_contiguous_rows(const RowViews<X, Y, Inputs>& views) {
+  bool result = has_contiguous_rows(views.out);
+  for (const auto& view : views.in) result = result && has_contiguous_rows(view);
+  return result;
+}
+
+/// A matrix with any strides.
+template <class T>
+struct StridedMatrix {
+  T* data;
+  index_t row_stride, column_stride;
+
+  SSMAX_INLINE T& operator()(index_t row, index_t column) const {
+    return data[row * row_stride + column * column_stride];
+  }
+};
+
+/// Copies a matrix, tile by tile. Reads rows of a tile and writes its columns, so that each cache line of either matrix is
+/// touched once: lines at a distance of 4 KiB share few places of a first-level cache.
+template <class T>
+void copy_matrix(StridedMatrix<const T> from, StridedMatrix<T> to, index_t rows, index_t columns) {
+  constexpr index_t side = 16;
+  T tile[side][side];
+  for (index_t row = 0; row < rows; row += side) {
+    for (index_t column = 0; column < columns; column += side) {
+      const index_t height = std::min(side, rows - row), width = std::min(side, columns - column);
+      for (index_t i = 0; i < height; ++i) {
+        if (width == side && from.column_stride == 1) {
+          std::copy_n(&from(row + i, column), side, tile[i]);  // a few vectors
+        } else {
+          for (index_t j = 0; j < width; ++j) tile[i][j] = from(row + i, column + j);
+        }
+      }
+      for (index_t j = 0; j < width; ++j) {
+        T* const y = &to(row, column + j);
+        if (height == side && to.row_stride == 1) {
+          for (index_t i = 0; i < side; ++i) y[i] = tile[i][j];
+        } else {
+          for (index_t i = 0; i < height; ++i) y[i * to.row_stride] = tile[i][j];
+        }
+      }
+    }
+  }
+}
+
+/// The rows [first, first + rows) of a head, of a view with any last stride. Copies to and from scratch.
+template <class T>
+class RowBlock {
+  using Element = std::remove_const_t<T>;
+
+ public:
+  /// Returns the rows with last stride 1. Exception: returns a null view itself.
+  View<T, 4> contiguous(const View<T, 4>& view, const RowGroup& first, index_t rows, index_t longest) {
+    if (view.data_handle() == nullptr) return view;
+    origin_ = {row_of(view, first.batch, first.head, first.query),
+               {1, 1, rows, view.extent(3)},
+               {0, 0, view.stride(2), view.stride(3)}};
+    if (has_contiguous_rows(view)) return origin_;
+    if (scratch_ == nullptr)
+      scratch_ =
+          std::make_unique_for_overwrite<Element[]>(static_cast<std::size_t>(longest * view.extent(3)));
+    return scratch();
+  }
+  void load() {
+    if (!is_copied()) return;
+    const index_t rows = origin_.extent(2), keys = origin_.extent(3);
+    copy_matrix<Element>({origin_.data_handle(), origin_.stride(3), origin_.stride(2)},
+                         {scratch_.get(), 1, keys}, keys, rows);
+  }
+  void store() {
+    if (!is_copied()) return;
+    const index_t rows = origin_.extent(2), keys = origin_.extent(3);
+    copy_matrix<Element>({scratch_.get(), keys, 1},
+                         {origin_.data_handle(), origin_.stride(2), origin_.stride(3)}, rows, keys);
+  }
+
+ private:
+  bool is_copied() const { return scratch_ != nullptr; }
+  View<Element, 4> scratch() const { return {scratch_.get(), origin_.extents()}; }
+
+  View<T, 4> origin_;
+  std::unique_ptr<Element[]> scratch_;
+};
+
+/// Passes the groups of one call of an executor to compute(views, group). If a view has another last stride than 1,
+/// collects the groups of a block of rows, and passes views and groups of the block. The row of a group keeps its place
+/// in the call.
+template <class X, class Y, std::size_t Inputs, class Compute>
+class StridedGroups {
+ public:
+  StridedGroups(const RowViews<X, Y, Inputs>& views, index_t rows, index_t keys, Compute compute)
+      : views_(views), compute_(compute) {
+    if (are_contiguous_rows(views)) return;
+    block_.emplace();
+    const index_t row_bytes = std::max<index_t>(keys, 1) * static_cast<index_t>(sizeof(X));
+    const index_t fitting = scratch_bytes / row_bytes / least_scratch_rows * least_scratch_rows;
+    block_->longest = std::min(std::max(fitting, least_scratch_rows), rows);
+  }
+
+  void operator()(const RowGroup& group) {
+    if (!block_) return compute_(views_, group);
+    RowGroup part = group;
+    for (index_t left = group.rows; left > 0; left -= part.rows, part.query += part.rows) {
+      part.rows = std::min(left, block_->longest);
+      part.row.query = part.query;
+      if (block_->rows + part.rows > block_->longest) compute_block();
+      block_->groups.push_back(part);
+      block_->rows += part.rows;
+    }
+  }
+
+  void finish() {
+    if (block_ && !block_->groups.empty()) compute_block();
+    finish_rows();
+  }
+
+ private:
+  /// The collected groups, and scratch of the views.
+  struct Block {
+    std::vector<RowGroup> groups;
+    index_t rows = 0;     // of the groups
+    index_t longest = 0;  // rows of the scratch
+    std::array<RowBlock<const X>, Inputs> in;
+    RowBlock<Y> out;
+  };
+
+  void compute_block() {
+    Block& block = *block_;
+    const RowGroup first = block.groups.front();
+    RowViews<X, Y, Inputs> views;
+    for (std::size_t i = 0; i < Inputs; ++i) {
+      views.in[i] = block.in[i].contiguous(views_.in[i], first, block.rows, block.longest);
+      block.in[i].load();
+    }
+    views.out = block.out.contiguous(views_.out, first, block.rows, block.longest);
+    for (RowGroup& group : block.groups) {
+      group.batch = group.head = 0;
+      group.query -= first.query;
+      compute_(views, group);
+    }
+    finish_rows();
+    block.out.store();
+    block.groups.clear();
+    block.rows = 0;
+  }
+
+  void finish_rows() {
+    if constexpr (requires { compute_.finish(); }) compute_.finish();
+  }
+
+  const RowViews<X, Y, Inputs>& views_;
+  Compute compute_;
+  std::optional<Block> block_;  // if a last stride is not 1
+};
+
+/// Calls compute(views, group) for every group of views with any last stride. Each call of the executor has its own copy
+/// of `compute`, whose finish(), if it exists, is called before results are read.
+template <class S, class M, class E, class X, class Y, std::size_t Inputs, class Compute>
+void for_each_group_of(const RowViews<X, Y, Inputs>& views, const QueryShape& shape, const M& mask,
+                       E& executor, const Compute& compute) {
+  struct Visit {
+    const RowViews<X, Y, Inputs>& views;
+    const QueryShape& shape;
+    const Compute& compute;
+
+    auto of_call() const {
+      return StridedGroups<X, Y, Inputs, Compute>(views, shape.queries, shape.keys, compute);
+    }
+  };
+  for_each_group<S>(shape, mask, executor, Visit{views, shape, compute});
+}
+
+SSMAX_END
