@@ -240,8 +240,8 @@ TEMPLATE_TEST_CASE("dropout over a cache, in parts, and of a sequence alone", "[
 
     const Plan plan(to(views, planned), 2, Causal{});
     const GuardedMemory memory(plan.bytes());
-    plan.run(to({.q = x.q_view(), .k = x.k_view(), .v = x.v_view(), .dropout = dropout}, planned), memory.span(),
-             Softmax{});
+    plan.run(to({.q = x.q_view(), .k = x.k_view(), .v = x.v_view(), .dropout = dropout}, planned),
+             memory.span(), Softmax{});
     CHECK(whole == planned);
   });
 }

@@ -18,11 +18,10 @@
 /// [edge, head], `View<const float, 2>(z, {heads, edges}, {1, heads})` has a row per head. Rows of this kind are copied, with
 /// masked keys, to scratch and back in blocks, and results are bit-identical to those of a contiguous copy.
 ///
-/// Rows of float, half and bfloat16 are computed in float, rows
-/// of double in double. The sums run over the visible keys of the row (mask.hpp), and n is the number of visible
-/// keys. row.hpp defines the position of a row. The functions do not read masked keys. The result
-/// of a masked key is 0, or -inf in log form. For rank 2 to 4, logsumexp writes one number per row. For one row,
-/// logsumexp returns the number.
+/// Rows of float, half and bfloat16 are computed in float, rows of double in double. The sums run over the visible keys
+/// of the row (mask.hpp), and n is the number of visible keys. row.hpp defines the position of a row. Masked keys never
+/// affect a result. The result of a masked key is 0, or -inf in log form. For rank 2 to 4, logsumexp writes one number
+/// per row. For one row, logsumexp returns the number.
 ///
 /// | special value | result |
 /// |---|---|
