@@ -126,8 +126,8 @@ Call<T> run(const Problem<T>& x, const Dropout& dropout, double c, const M& mask
 
 constexpr Dropout tenth{.p = 0.1, .seed = 0x123456789abcdef, .offset = 42};
 
-TEMPLATE_TEST_CASE("attention and its gradients with dropout", "[attention][dropout]", float, double,
-                   bfloat16) {
+TEMPLATE_TEST_CASE("attention and its gradients with dropout", "[attention][dropout][bfloat16]", float,
+                   double, bfloat16) {
   using T = TestType;
   const Real bound = std::same_as<T, double> ? 1e-13L : std::same_as<T, float> ? 1e-5L : 0.05L;
   for (const Shape& shape : every_driver) {
@@ -178,8 +178,8 @@ TEST_CASE("the frequency of dropped weights", "[attention][dropout]") {
   }
 }
 
-TEMPLATE_TEST_CASE("dropout over a cache, in parts, and of a sequence alone", "[attention][decode][dropout]",
-                   float, bfloat16) {
+TEMPLATE_TEST_CASE("dropout over a cache, in parts, and of a sequence alone",
+                   "[attention][decode][dropout][bfloat16]", float, bfloat16) {
   using T = TestType;
   using C = Compute<T>;
   const Shape shape{2, 4, 2, 40, 300, 16, 16};
