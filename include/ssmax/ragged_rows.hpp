@@ -116,7 +116,7 @@ class RaggedCall {
 
   Integers begins_;
   index_t elements_;
-  QueryShape shape_;
+  QueryShape shape_{};
 };
 
 /// Returns the first element of a head of a view [1, 1, head, element].

@@ -38,11 +38,12 @@ void use_data() {
   use(RopeScaling{}), use(RopeOptions{}), use(CrossEntropyOptions{}), use(CrossEntropy{}), use(Serial{});
   use(AttentionState<float>{rows, rows, view}), use(KeyRun<float>{}), use(Lanes<float>(numbers.data(), 1)),
       use(PlacedLanes<float>(Lanes<float>(numbers.data(), 1), numbers.data(), 0, nullptr, 0)),
-      use(QkvViews<float>{}), use(KeptSpan<const float>(numbers));
+      use(QkvViews<float>{}), use(KeptSpan<const float>(numbers)), use(AttentionResult<float>{view, rows}),
+      use(Dropout{}), use(RaggedRows(ends));
   for (const index_t end : Integers(ends)) use(end), use(KeptIntegers(ends).back());
 
-  use(Full{}), use(Causal{}), use(Lengths(ends)), use(SlidingWindow(1)), use(PrefixLM(ends)),
-      use(KeyLengths(ends));
+  use(Full{}), use(Causal{}), use(CausalTopLeft{}), use(Chunks(8)), use(Lengths(ends)), use(SlidingWindow(1)),
+      use(PrefixLM(ends)), use(KeyLengths(ends));
   use(Documents(ends, true)), use(MatrixMask(matrix)), use(MatrixMask(view));
   const std::array<std::uint64_t, 1> bitmap{1};
   use(SlidingWindow(7, 0, 4)), use(SparseBlocks{}), use(BlockSparse(SparseBlocks{}, bitmap)),
@@ -70,6 +71,7 @@ void use_data() {
   const Bias bias{View<const float, 4>(view)};
   const BiasGradient<float, float> bias_learns = bias.gradient(view);
   const Composed<Softcap, ScaleInvariant> composed = Softcap(20) | ScaleInvariant(10, 4);
+  use(SlopedBias(View<const float, 4>(view), std::span<const double>(sums).first(1)));
   use(Identity{}), use(Softcap(20)), use(alibi), use(alibi_learns), use(bias), use(bias_learns),
       use(composed);
 
@@ -102,6 +104,8 @@ void use_data() {
                      {.dout = view, .dq = result, .dk = result, .dv = result}, learns, Causal{}, composed);
   KvCache<half> cache(KvCacheOptions{.batch = 1, .kv_heads = 1, .width = 1, .capacity = 1});
   attention({.q = view, .keys = cache, .out = result}, scaling, Causal{}, composed, pool);
+  softmax(View<const float, 1>(numbers.data(), {1}), View<float, 1>(out.data(), {1}), scaling,
+          RaggedRows(ends));
   softmax(View<const float, 2>(numbers.data(), {4, 4}), View<float, 2>(numbers.data(), {4, 4}), scaling,
           Causal{});
 }
