@@ -251,7 +251,8 @@ template <class T>
 void check_rope(const char* function, const char* name, const RopeTables<T>& rope, index_t first,
                 index_t count, index_t channels) {
   const index_t end = rope.first_channel + rope.width;
-  if (channels < end) fail_value(function, name, "has channels", channels, "the rope's channels end at", end);
+  if (channels < end)
+    fail_value(function, name, "has channels", channels, "the rope's first_channel + width is", end);
   if (first < rope.first_position)
     fail_value(function, name, "has position", first, "the rope's first is", rope.first_position);
   const index_t last = rope.first_position + (rope.positions - 1);

@@ -158,10 +158,10 @@ MESSAGES = {
     "score.ScaleInvariant: tau is inf, must be above 0 and finite":
         lambda: attention(Q, K, V, score=score.ScaleInvariant(INF)),
     "Rope: width is 7, must be even and at least 2": lambda: attention(Q, K, V, rope=Rope(7)),
-    "attention: key has channels 8, the rope's channels end at 16": lambda: attention(Q, K, V, rope=Rope(16)),
+    "attention: key has channels 8, the rope's first_channel + width is 16": lambda: attention(Q, K, V, rope=Rope(16)),
     "attention: scaled_sinks is true, must be false without sinks":
         lambda: attention(Q, K, V, mask=mask.SlidingWindow(1), scaled_sinks=True),
-    "KVCache.append: key has channels 8, the rope's channels end at 16": lambda: decode(rope=Rope(16)),
+    "KVCache.append: key has channels 8, the rope's first_channel + width is 16": lambda: decode(rope=Rope(16)),
     "KVCache.decode: query has positions 7, a sequence of the cache has 6": lambda: decode(7),
     "KVCache.decode: mask shows key 0, key no longer stores keys [0, 2)": lambda: forgotten(),
 }  # fmt: skip
