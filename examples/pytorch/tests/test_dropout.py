@@ -186,4 +186,4 @@ def test_multihead_attention():
         outs = torch.stack([module.train()(x, x, x)[0] for _ in range(2000)])
     assert not torch.equal(outs[0], outs[1])
     assert ((outs.mean(0) - full).abs() < 6 * outs.std(0) / 2000**0.5).all()
-        assert torch.equal(module.eval()(x, x, x)[0], full)
+    assert torch.equal(module.eval()(x, x, x)[0], full)
