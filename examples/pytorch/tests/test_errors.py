@@ -44,7 +44,6 @@ WRONG = {
         lambda: attention(Q, K.double(), V),
         lambda: attention(Q, K.mT.contiguous().mT, V),
         lambda: attention(Q, K[0, 0], V),
-        lambda: attention(Q, K, V, rope=Rope(16)),
         lambda: scaled_dot_product_attention(Q, K, V),
     ],
     "value": [
@@ -130,6 +129,7 @@ WRONG = {
         lambda: attention(Q, K, V, rope=Rope(8, scaling=RopeScaling("other"))),
         lambda: attention(Q, K, V, rope=Rope(NAN)),
         lambda: attention(Q, K, V, rope=Rope(8, key_position=-1)),
+        lambda: attention(Q, K, V, rope=Rope(16)),
     ],
     "theta": [lambda: attention(Q, K, V, rope=Rope(8, theta=NAN)), lambda: attention(Q, K, V, rope=Rope(8, theta=1.0))],
     "size": [lambda: attention(Q, K, V, mask=mask.Chunks(0)), lambda: mask.Chunks(1.5)],
