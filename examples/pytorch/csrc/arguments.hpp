@@ -23,6 +23,9 @@ enum class ScalingKind : std::int64_t {
   inkling
 };
 
+/// As in ssmax_torch/score.py: the factor of a slope is a distance (Alibi) or `bias` (SlopedBias).
+enum class SlopesMultiply : std::int64_t { relative_distance, absolute_distance, bias };
+
 /// Whether c depends on the head and the number of visible keys alone: by_size.
 constexpr bool depends_on_size_only(ScalingKind kind) {
   switch (kind) {
@@ -47,14 +50,20 @@ struct Arguments {
   std::vector<std::int64_t> size;  // what is added to n, and its floor, or empty
   MaybeTensor p, c;
   std::vector<std::int64_t> window;  // left and right, or empty
+  std::optional<std::int64_t> chunk;
+  bool top_left;
   MaybeTensor prefix, lengths, cu_queries, cu_keys, visible;
   double softcap;          // 0: none
   double scale_invariant;  // τ; 0: none
-  MaybeTensor slopes, bias;
+  MaybeTensor slopes;
+  SlopesMultiply slopes_multiply;
+  MaybeTensor bias;
   bool bias_hides;  // where it is -inf, a key is not counted
   MaybeTensor sinks;
   bool scaled_sinks;
   std::vector<double> rope;
+  double dropout_p;          // 0: none
+  MaybeTensor dropout_seed;  // [1]
 };
 
 /// The numbers behind the spans of scalings and scores, in double whatever they came in. s and b have one

@@ -14,7 +14,7 @@ std::pair<Tensor, MaybeTensor> attention_of(const Tensor& query, const Tensor& k
   const auto q = view<const T, 4>("query", query), k = view<const T, 4>("key", key),
              v = view<const T, 4>("value", value);
   const Parameters parameters(a, heads);
-  const Options<A> options(a, heads, keys);
+  const Options<A> options(a, extents);
 
   const Tensor out = new_tensor_like(query, {batch, heads, queries, value.size(3)});
   ssmax::AttentionArguments<A> arguments{.q = q, .k = k, .v = v, .out = view<T, 4>("out", out)};

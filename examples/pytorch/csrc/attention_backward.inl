@@ -43,7 +43,7 @@ Gradients attention_backward_of(const BackwardInputs& in, const Arguments& a) {
     return given && in.learn[at(gradient) - at(Gradient::s)];
   };
   const Parameters parameters(a, heads);
-  const Options<A> options(a, heads, keys);
+  const Options<A> options(a, extents);
 
   const auto like = [](const Tensor& tensor) {
     return new_tensor_like(tensor, {tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)});

@@ -18,16 +18,23 @@ Extents check_inputs(const Tensor& query, const Tensor& key, const Tensor& value
 /// The options of a call that computes in A, and what they point at.
 template <class A>
 struct Options {
-  /// Sinks have one number per head; a position is the last key's at most.
-  Options(const Arguments& a, index_t heads, index_t keys) {
+  /// Sinks have one number per head. The last position is that of the last key or, under CausalTopLeft, query.
+  Options(const Arguments& a, const Extents& extents) {
+    const auto [batch, heads, queries, keys] = extents;
+    const index_t positions = a.top_left ? std::max(queries, keys) : keys;
     const index_t first = rope_key_position(a.rope);
-    if (first < 0 || first > ssmax::detail::max_counted - keys) {
+    if (first < 0 || first > ssmax::detail::max_counted - positions) {
       fail("rope has " + std::to_string(first) + " for the position of the first key");
     }
-    rope = rope_tables<A>(a.rope, first + keys);
+    rope = rope_tables<A>(a.rope, first + positions);
     if (a.sinks) {
       check_shape("sinks", *a.sinks, std::array{heads});
       for (double sink : doubles("sinks", *a.sinks)) sinks.push_back(static_cast<A>(sink));
+    }
+    if (a.dropout_p != 0) {
+      const auto seed = integers("dropout_seed", a.dropout_seed);
+      if (seed.size() != 1) fail("dropout_seed has " + std::to_string(seed.size()) + " numbers, must have 1");
+      dropout = {.p = a.dropout_p, .seed = static_cast<std::uint64_t>(seed[0])};
     }
     scale = a.scale;
     key_position = first;
@@ -44,6 +51,7 @@ struct Options {
     arguments.key_position = key_position;
     arguments.sinks = sinks;
     arguments.scaled_sinks = scaled_sinks;
+    arguments.dropout = dropout;
   }
 
   std::optional<double> scale;
@@ -51,6 +59,7 @@ struct Options {
   index_t key_position = 0;
   std::vector<A> sinks;
   bool scaled_sinks = false;
+  ssmax::Dropout dropout;
 };
 
 /// Calls f(scaling, mask, score), none of which learns.

@@ -74,7 +74,7 @@ std::pair<Tensor, Tensor> decode_of(const CacheInputs& in, const Arguments& a) {
     }
   }
   const Parameters parameters(a, heads);
-  const Options<A> options(a, heads, longest);
+  const Options<A> options(a, extents);
 
   const Tensor out = new_tensor_like(in.query, {batch, heads, queries, in.values.size(3)});
   const Tensor lse = new_tensor(std::array{batch, heads, queries}, scalar_type<A>);

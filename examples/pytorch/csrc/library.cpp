@@ -13,12 +13,13 @@ namespace {
 #define SSMAX_TORCH_COMMON                                                                         \
   "float? scale=None, bool causal=False, int scaling=0, Tensor? s=None, Tensor? b=None, float[]? " \
   "numbers=None, int[]? size=None"
-#define SSMAX_TORCH_ARGUMENTS                                                                   \
-  SSMAX_TORCH_COMMON                                                                            \
-  ", Tensor? p=None, Tensor? c=None, int[]? window=None, Tensor? prefix=None, "                 \
-  "Tensor? lengths=None, Tensor? cu_queries=None, Tensor? cu_keys=None, Tensor? visible=None, " \
-  "float? softcap=None, float? scale_invariant=None, Tensor? slopes=None, Tensor? bias=None, "  \
-  "bool bias_hides=False, Tensor? sinks=None, bool scaled_sinks=False, float[]? rope=None"
+#define SSMAX_TORCH_ARGUMENTS                                                                     \
+  SSMAX_TORCH_COMMON                                                                              \
+  ", Tensor? p=None, Tensor? c=None, int[]? window=None, int? chunk=None, bool top_left=False, "  \
+  "Tensor? prefix=None, Tensor? lengths=None, Tensor? cu_queries=None, Tensor? cu_keys=None, "    \
+  "Tensor? visible=None, float? softcap=None, float? scale_invariant=None, Tensor? slopes=None, " \
+  "int slopes_multiply=0, Tensor? bias=None, bool bias_hides=False, Tensor? sinks=None, "         \
+  "bool scaled_sinks=False, float[]? rope=None, float? dropout_p=None, Tensor? dropout_seed=None"
 
 /// Takes an operator's arguments from the stack, one after the other, and leaves its results there.
 class Stack {
@@ -39,6 +40,8 @@ class Stack {
     a.p = take<MaybeTensor>();
     a.c = take<MaybeTensor>();
     a.window = take_or_empty<std::vector<std::int64_t>>();
+    a.chunk = take<std::optional<std::int64_t>>();
+    a.top_left = take<bool>();
     a.prefix = take<MaybeTensor>();
     a.lengths = take<MaybeTensor>();
     a.cu_queries = take<MaybeTensor>();
@@ -47,11 +50,14 @@ class Stack {
     a.softcap = take_or_empty<double>();
     a.scale_invariant = take_or_empty<double>();
     a.slopes = take<MaybeTensor>();
+    a.slopes_multiply = static_cast<SlopesMultiply>(take<std::int64_t>());
     a.bias = take<MaybeTensor>();
     a.bias_hides = take<bool>();
     a.sinks = take<MaybeTensor>();
     a.scaled_sinks = take<bool>();
     a.rope = take_or_empty<std::vector<double>>();
+    a.dropout_p = take_or_empty<double>();
+    a.dropout_seed = take<MaybeTensor>();
     return a;
   }
   Arguments take_common_arguments() {

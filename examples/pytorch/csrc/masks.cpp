@@ -21,6 +21,7 @@ Ranges make_ranges(const Arguments& a, index_t keys) {
     if (a.window.size() != 2) fail("window has " + std::to_string(a.window.size()) + " numbers, must have 2");
     result.window.emplace(a.window[0], a.window[1]);
   }
+  if (a.chunk) result.chunks.emplace(*a.chunk);
   if (a.prefix) {
     result.prefix.emplace(integers("prefix", a.prefix));
     check_entries("prefix", result.prefix->prefix, keys, std::numeric_limits<index_t>::max());
@@ -32,12 +33,13 @@ Ranges make_ranges(const Arguments& a, index_t keys) {
   return result;
 }
 
-std::optional<ssmax::Documents> make_documents(const Arguments& a) {
-  if (!a.cu_queries && !a.cu_keys) return {};
+std::optional<Placed> make_placed(const Arguments& a) {
+  if (!a.cu_queries && !a.cu_keys) return a.top_left ? std::optional<Placed>(Placed{}) : std::nullopt;
+  if (a.top_left) fail("mask has CausalTopLeft and Documents, must have one of them");
   if (!a.cu_queries || !a.cu_keys) fail("cu_seqlens of queries and of keys are given together");
   // What a query of a document sees besides is the affair of the other masks.
-  return ssmax::Documents(integers("cu_seqlens", a.cu_queries), integers("cu_seqlens_keys", a.cu_keys),
-                          false);
+  return Placed{
+      ssmax::Documents(integers("cu_seqlens", a.cu_queries), integers("cu_seqlens_keys", a.cu_keys), false)};
 }
 
 }  // namespace ssmax_torch

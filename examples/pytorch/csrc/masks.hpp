@@ -13,6 +13,7 @@ namespace ssmax_torch {
 struct Ranges {
   bool causal = false;
   std::optional<ssmax::SlidingWindow<>> window;
+  std::optional<ssmax::Chunks> chunks;
   std::optional<ssmax::PrefixLM> prefix;
   std::optional<ssmax::KeyLengths> lengths;
 
@@ -24,14 +25,39 @@ struct Ranges {
     };
     if (causal) meet(ssmax::Causal{});
     if (window) meet(*window);
+    if (chunks) meet(*chunks);
     if (prefix) meet(*prefix);
     if (lengths) meet(*lengths);
     return {all.begin, std::max(all.begin, all.end)};
   }
   void check(const ssmax::QueryShape& shape) const {
     if (window) window->check(shape);
+    if (chunks) chunks->check(shape);
     if (prefix) prefix->check(shape);
     if (lengths) lengths->check(shape);
+  }
+};
+
+/// The masks that define positions: documents or, without documents, the mask CausalTopLeft.
+struct Placed {
+  static constexpr bool refuses_lengths = true;
+
+  std::optional<ssmax::Documents> documents;
+
+  ssmax::KeyRange keys(const ssmax::Query& query) const {
+    return documents ? documents->keys(query) : ssmax::CausalTopLeft{}.keys(query);
+  }
+  index_t query_position(const ssmax::Query& query) const {
+    return documents ? documents->query_position(query) : query.index;
+  }
+  index_t key_position(const ssmax::Query& query, index_t key) const {
+    return documents ? documents->key_position(query, key) : key;
+  }
+  ssmax::Query aligned(const ssmax::Query& query) const {
+    return documents ? documents->aligned(query) : ssmax::CausalTopLeft{}.aligned(query);
+  }
+  void check(const ssmax::QueryShape& shape) const {
+    if (documents) documents->check(shape);
   }
 };
 
@@ -67,25 +93,29 @@ struct Matrices {
 
 /// Throws if a prefix is negative, or a length is negative or above the number of keys.
 Ranges make_ranges(const Arguments& a, index_t keys);
-std::optional<ssmax::Documents> make_documents(const Arguments& a);
+/// Throws for documents with CausalTopLeft.
+std::optional<Placed> make_placed(const Arguments& a);
 
 /// Calls f with the mask. There are four types of them, so that ranges are not asked key by key and
 /// positions are not asked where they are the keys' own.
 template <class A, class F>
 void with_mask(const Arguments& a, const Extents& extents, const F& f) {
   const Ranges ranges = make_ranges(a, extents[3]);
-  const std::optional<ssmax::Documents> documents = make_documents(a);
+  const std::optional<Placed> placed = make_placed(a);
   Matrices<A> matrices;
   if (a.visible) matrices.visible.emplace(broadcast_view<const bool>("mask", *a.visible, extents));
   if (a.bias && a.bias_hides) matrices.additive = broadcast_view<const A>("mask", *a.bias, extents);
   if (matrices.visible || matrices.additive) {
     // Rare with documents: without them, one document has everything.
     const std::array<index_t, 2> queries{0, extents[2]}, keys{0, extents[3]};
-    return f(ranges & documents.value_or(ssmax::Documents(queries, keys, false)) & matrices);
+    const Placed all = placed.value_or(Placed{ssmax::Documents(queries, keys, false)});
+    return f(ssmax::Both(ssmax::Both(ranges, all), matrices));
   }
-  if (documents) return f(ranges & *documents);
+  if (placed) return f(ssmax::Both(ranges, *placed));
   // A multiplier for each query or position rules out the short way of rows that see the same keys.
-  if (ranges.causal || ranges.window || ranges.prefix || !depends_on_size_only(a.scaling)) return f(ranges);
+  if (ranges.causal || ranges.window || ranges.chunks || ranges.prefix || !depends_on_size_only(a.scaling)) {
+    return f(ranges);
+  }
   f(SameKeys{ranges.lengths});
 }
 

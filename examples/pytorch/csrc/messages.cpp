@@ -18,6 +18,7 @@ constexpr std::array names{
     Rename{"rope", "KVCache.append"},
     Rename{"Rope", "Rope"},
     Rename{"SlidingWindow", "mask.SlidingWindow"},
+    Rename{"Chunks", "mask.Chunks"},
     Rename{"PrefixLM", "mask.PrefixLM"},
     Rename{"KeyLengths", "mask.KeyLengths"},
     Rename{"Documents", "mask.Documents"},
@@ -33,6 +34,7 @@ constexpr std::array names{
     Rename{"Softcap", "score.Softcap"},
     Rename{"Alibi", "score.Alibi"},
     Rename{"Bias", "score.Bias"},
+    Rename{"SlopedBias", "score.SlopedBias"},
     Rename{"ScaleInvariant", "score.ScaleInvariant"},
 };
 

@@ -9,7 +9,7 @@ namespace ssmax_torch {
 
 namespace {
 
-constexpr std::size_t rope_numbers = 9;
+constexpr std::size_t rope_numbers = 12;
 
 index_t whole(const std::vector<double>& numbers, std::size_t i, const char* name) {
   const double value = numbers[i];
@@ -18,20 +18,23 @@ index_t whole(const std::vector<double>& numbers, std::size_t i, const char* nam
 }
 
 void check_count(const std::vector<double>& numbers) {
-  if (numbers.size() == rope_numbers) return;
-  fail("rope has " + std::to_string(numbers.size()) + " numbers, must have " + std::to_string(rope_numbers));
+  if (numbers.size() >= rope_numbers) return;
+  fail("rope has " + std::to_string(numbers.size()) + " numbers, must have at least " +
+       std::to_string(rope_numbers));
 }
 
 ssmax::RopeOptions options_of(const std::vector<double>& numbers) {
-  const index_t pairing = whole(numbers, 2, "pairing"), method = whole(numbers, 3, "method");
+  const index_t pairing = whole(numbers, 3, "pairing"), method = whole(numbers, 4, "method");
   if (pairing < 0 || pairing > 1) fail("rope has pairing " + std::to_string(pairing) + ", must be 0 or 1");
   if (method < 0 || method > 4)
     fail("rope has method " + std::to_string(method) + ", must be within 0 and 4");
-  return {.width = whole(numbers, 0, "width"),
-          .theta = numbers[1],
+  return {.width = whole(numbers, 1, "width"),
+          .theta = numbers[2],
           .pairing = static_cast<ssmax::Pairing>(pairing),
-          .scaling = {static_cast<ssmax::RopeScaling::Method>(method), numbers[4], numbers[5], numbers[6],
-                      numbers[7]}};
+          .scaling = {static_cast<ssmax::RopeScaling::Method>(method), numbers[5], numbers[6], numbers[7],
+                      numbers[8], numbers[9] != 0},
+          .first_channel = whole(numbers, 10, "first channel"),
+          .attention_factor = numbers[11]};
 }
 
 }  // namespace
@@ -39,7 +42,7 @@ ssmax::RopeOptions options_of(const std::vector<double>& numbers) {
 index_t rope_key_position(const std::vector<double>& numbers) {
   if (numbers.empty()) return 0;
   check_count(numbers);
-  return whole(numbers, 8, "position of the first key");
+  return whole(numbers, 0, "position of the first key");
 }
 
 template <class T>
@@ -47,8 +50,12 @@ std::shared_ptr<const ssmax::Rope<T>> rope_tables(const std::vector<double>& num
   if (numbers.empty()) return nullptr;
   check_count(numbers);
   static Kept<std::vector<double>, ssmax::Rope<T>> kept;
-  const std::vector<double> key(numbers.begin(), numbers.begin() + 8);
-  return kept.get(key, positions, [&](index_t count) { return ssmax::Rope<T>(options_of(numbers), count); });
+  const std::vector<double> key(numbers.begin() + 1, numbers.end());
+  const auto frequencies = std::span(numbers).subspan(rope_numbers);
+  return kept.get(key, positions, [&](index_t count) {
+    const ssmax::RopeOptions options = options_of(numbers);
+    return frequencies.empty() ? ssmax::Rope<T>(options, count) : ssmax::Rope<T>(options, frequencies, count);
+  });
 }
 
 template std::shared_ptr<const ssmax::Rope<float>> rope_tables(const std::vector<double>&, index_t);

@@ -7,8 +7,8 @@
 
 namespace ssmax_torch {
 
-/// What the numbers mean, in their order: width, theta, pairing, scaling's method, factor, original positions,
-/// low, high, position of the first key. Empty: no rope.
+/// The numbers in their order: position of the first key, width, theta, pairing, scaling's method, factor, original
+/// positions, low, high, truncate, first channel, attention factor. Frequencies of your own may follow. Empty: no rope.
 ssmax::index_t rope_key_position(const std::vector<double>& numbers);
 
 /// Tables for at least so many positions, counted from 0; null without a rope. The last eight that were asked

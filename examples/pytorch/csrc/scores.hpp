@@ -46,6 +46,12 @@ inline MaybeSoftcap make_softcap(const Arguments& a) {
   return result;
 }
 
+inline ssmax::Alibi make_alibi(const Arguments& a, const Parameters& parameters) {
+  const bool absolute = a.slopes_multiply == SlopesMultiply::absolute_distance;
+  return ssmax::Alibi(parameters.slopes,
+                      absolute ? ssmax::AlibiDistance::absolute : ssmax::AlibiDistance::relative);
+}
+
 template <class A>
 ssmax::Bias<A> make_bias(const Arguments& a, const Extents& extents) {
   return ssmax::Bias<A>(broadcast_view<const A>("bias", *a.bias, extents));
@@ -59,7 +65,12 @@ void with_score(const Arguments& a, const Parameters& parameters, const Extents&
     return f(*scale_invariant(a.scale_invariant, extents[3]));
   }
   const MaybeSoftcap softcap = make_softcap(a);
-  const ssmax::Alibi alibi(parameters.slopes);
+  if (a.slopes_multiply == SlopesMultiply::bias) {
+    if (!a.slopes || !a.bias || a.bias_hides) fail("score has SlopedBias without slopes and matrix");
+    return f(softcap |
+             ssmax::SlopedBias<A>(broadcast_view<const A>("bias", *a.bias, extents), parameters.slopes));
+  }
+  const ssmax::Alibi alibi = make_alibi(a, parameters);
   if (a.bias) {
     const ssmax::Bias<A> bias = make_bias<A>(a, extents);
     return a.slopes ? f(softcap | alibi | bias) : f(softcap | bias);
@@ -75,8 +86,9 @@ void with_learning_score(const Arguments& a, const Parameters& parameters, const
   const bool slopes_learn = !gradients.dslopes.empty();
   if ((!gradients.dbias && !slopes_learn) || a.scale_invariant != 0)
     return with_score<A>(a, parameters, extents, f);
+  if (a.slopes_multiply == SlopesMultiply::bias) fail("score has SlopedBias, which has no gradients");
   const MaybeSoftcap softcap = make_softcap(a);
-  const ssmax::Alibi alibi(parameters.slopes);
+  const ssmax::Alibi alibi = make_alibi(a, parameters);
   if (!a.bias) return f(softcap | alibi.gradient(gradients.dslopes));
   const ssmax::Bias<A> bias = make_bias<A>(a, extents);
   if (!a.slopes) return f(softcap | bias.gradient(*gradients.dbias));

@@ -7,7 +7,17 @@ import re
 import pytest
 import torch
 
-from ssmax_torch import KVCache, Rope, RopeScaling, attention, mask, scaled_dot_product_attention, scaling, score
+from ssmax_torch import (
+    KVCache,
+    Rope,
+    RopeScaling,
+    attention,
+    attention_varlen,
+    mask,
+    scaled_dot_product_attention,
+    scaling,
+    score,
+)
 
 
 def inputs():
@@ -93,26 +103,48 @@ WRONG = {
     "floor": [lambda: attention(Q, K, V, scaling=scaling.AdjustedSize(scaling.LogN(), 0, 0))],
     "tau": [lambda: score.ScaleInvariant(0), lambda: score.ScaleInvariant(NAN)],
     "cap": [lambda: score.Softcap(0), lambda: score.Softcap(-1), lambda: score.Softcap(NAN)],
-    "slopes": [lambda: attention(Q, K, V, score=score.Alibi(torch.rand(2)))],
+    "slopes": [
+        lambda: attention(Q, K, V, score=score.Alibi(torch.rand(2))),
+        lambda: attention(Q, K, V, score=score.SlopedBias(Q[0, 0, :, :6], torch.rand(2))),
+        lambda: score.SlopedBias(Q, torch.rand(4, requires_grad=True)),
+    ],
     "bias": [
+        lambda: attention(Q, K, V, score=score.SlopedBias(torch.rand(3, 6, 6), torch.rand(4))),
+        lambda: score.SlopedBias(torch.rand(6, 6, requires_grad=True), torch.rand(4)),
         lambda: attention(Q, K, V, score=score.Bias(torch.rand(3, 6, 6))),
     ],
     "score": [lambda: score.Bias(Q) | score.Softcap(1), lambda: score.Softcap(1) | score.ScaleInvariant(),
-        lambda: attention(Q, K, V, score=score.ScaleInvariant(), mask=torch.zeros(6, 6)), lambda: attention(Q, K, V, score=mask.Causal())],
+        lambda: attention(Q, K, V, score=score.ScaleInvariant(), mask=torch.zeros(6, 6)),
+        lambda: attention(Q, K, V, score=score.SlopedBias(torch.rand(6, 6), torch.rand(4)), mask=torch.zeros(6, 6)),
+        lambda: score.SlopedBias(Q, Q[0, 0, 0]) | score.Bias(Q), lambda: score.Alibi(Q) | score.SlopedBias(Q, Q),
+        lambda: attention(Q, K, V, score=mask.Causal())],
     "sinks": [
         lambda: attention(Q, K, V, sinks=torch.rand(5)),
         lambda: attention(Q, K, V, sinks=torch.rand(4, 1)),
         lambda: attention(Q, K, V, sinks=torch.ones(4, dtype=torch.int64)),
     ],
-    "width": [lambda: attention(Q, K, V, rope=Rope(7)), lambda: attention(Q, K, V, rope=Rope(0)), lambda: attention(Q, K, V, rope=Rope(16))],
+    "width": [lambda: attention(Q, K, V, rope=Rope(7)), lambda: attention(Q, K, V, rope=Rope(0))],
     "rope": [
         lambda: attention(Q, K, V, rope=Rope(8, pairing="other")),
         lambda: attention(Q, K, V, rope=Rope(8, scaling=RopeScaling("other"))),
         lambda: attention(Q, K, V, rope=Rope(NAN)),
         lambda: attention(Q, K, V, rope=Rope(8, key_position=-1)),
+        lambda: attention(Q, K, V, rope=Rope(16)),
     ],
     "theta": [lambda: attention(Q, K, V, rope=Rope(8, theta=NAN)), lambda: attention(Q, K, V, rope=Rope(8, theta=1.0))],
-    "dropout_p": [lambda: scaled_dot_product_attention(Q, K, V, dropout_p=0.1)],
+    "size": [lambda: attention(Q, K, V, mask=mask.Chunks(0)), lambda: mask.Chunks(1.5)],
+    "chunks": [lambda: mask.Chunks(4) & mask.Chunks(8)],
+    "frequencies": [
+        lambda: attention(Q, K, V, rope=Rope(8, frequencies=[1.0])),
+        lambda: attention(Q, K, V, rope=Rope(8, frequencies=[1.0, 1.0, 1.0, NAN])),
+        lambda: attention(Q, K, V, rope=Rope(8, 20.0, frequencies=[1.0] * 4)),
+    ],
+    "attention_factor": [lambda: attention(Q, K, V, rope=Rope(8, attention_factor=0.0))],
+    "first_channel": [lambda: attention(Q, K, V, rope=Rope(8, first_channel=-1))],
+    "dropout_p": [
+        *(lambda p=p: scaled_dot_product_attention(Q, Q, Q, dropout_p=p) for p in (-0.1, 1.1, NAN)),
+        lambda: attention(Q, K, V, dropout_p=2),
+    ],
     "attn_mask": [lambda: scaled_dot_product_attention(Q, Q, Q, [[True]]), lambda: scaled_dot_product_attention(Q, Q, Q, attn_mask=torch.ones(6, 6), is_causal=True)],
 }  # fmt: skip
 
@@ -139,6 +171,12 @@ MESSAGES = {
     "mask.Documents: cu_seqlens_keys ends with 5, keys are 6":
         lambda: attention(Q, K, V, mask=mask.Documents([0, 6], cu_seqlens_keys=[0, 5])),
     "mask.SlidingWindow: left is -1, must be at least 0": lambda: attention(Q, K, V, mask=mask.SlidingWindow(-1)),
+    "mask.Chunks: size is 0, must be at least 1": lambda: attention(Q, K, V, mask=mask.Chunks(0)),
+    "attention: mask has CausalTopLeft and Documents, must have one of them":
+        lambda: attention(Q, K, V, mask=mask.CausalTopLeft() & mask.Documents([0, 6])),
+    "attention_varlen: mask is CausalTopLeft(), must be of Causal, SlidingWindow, Chunks and MatrixMask":
+        lambda: attention_varlen(Q[0], K[0], V[0], [0, 4], mask=mask.CausalTopLeft()),
+    "KVCache.decode: mask has CausalTopLeft, must be aligned bottom-right": lambda: decode_top_left(),
     "mask.PrefixLM: prefix has extent 3, batch entries are 2":
         lambda: attention(Q, K, V, mask=mask.PrefixLM([1, 2, 3])),
     "mask.KeyLengths: lengths has extent 1, batch entries are 2": lambda: attention(Q, K, V, mask=mask.KeyLengths([1])),
@@ -165,6 +203,12 @@ MESSAGES = {
     "KVCache.decode: query has positions 7, a sequence of the cache has 6": lambda: decode(7),
     "KVCache.decode: mask shows key 0, key no longer stores keys [0, 2)": lambda: forgotten(),
 }  # fmt: skip
+
+
+def decode_top_left():
+    cache = KVCache(2, 2, 8, capacity=8)
+    cache.append(K, V)
+    return cache.decode(Q, mask=mask.CausalTopLeft())
 
 
 def forgotten():
@@ -284,7 +328,12 @@ def test_operators_called_by_hand():
         "scale_invariant": [0.0, -1.0, NAN, 1e-320],
         "bias": [torch.ones(6, 6, dtype=torch.float64)],
         "bias_hides": [True],
-        "rope": [[], [1.0], [NAN] * 9, [1e300] * 9, [8.0, 1e4, 5.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0], [8.0, 1e4, 0, 0, 1, 0, 1, 1, 1e15]],
+        "rope": [[], [1.0], [NAN] * 12, [1e300] * 12, [0, 8, 1e4, 5, 0, 1, 0, 1, 1, 1, 0, 1], [1e15, 8, 1e4, 0, 0, 1, 0, 1, 1, 1, 0, 1],
+            [0, 8, 1e4, 0, 0, 1, 0, 1, 1, 1, 1e15, 1], [0, 8, 1e4, 0, 0, 1, 0, 1, 1, 1, 0, 1, 2.0]],
+        "chunk": [0, -(2**63), 2**63 - 1],
+        "top_left": [True],
+        "slopes_multiply": [-1, 1, 2, 2**62],
+        "dropout_p": [-1.0, 0.5, 1.0, NAN],
         "scale": [NAN, INF],
     }
     for name, values in change.items():
@@ -345,6 +394,7 @@ def test_random_calls_do_not_crash():
             if draw.random() < 0.6:
                 what["mask"] = draw.choice([
                     lambda: mask.Causal(), lambda: mask.SlidingWindow(draw.randrange(-1, 9), draw.randrange(3)),
+                    lambda: mask.Chunks(draw.randrange(9)), lambda: mask.CausalTopLeft(),
                     lambda: mask.KeyLengths([draw.randrange(-3, 9) for _ in range(batch)]), lambda: mask.PrefixLM([2] * batch),
                     lambda: mask.Documents([0, draw.randrange(9), queries], cu_seqlens_keys=[0, draw.randrange(9), keys]),
                     lambda: torch.rand(queries, keys) < 0.5, lambda: torch.rand(heads, 1, keys).log(),
@@ -356,13 +406,16 @@ def test_random_calls_do_not_crash():
                 ])()  # fmt: skip
             if draw.random() < 0.4:
                 what["score"] = draw.choice([
-                    lambda: score.Softcap(2), lambda: score.Alibi(tensor(heads)), lambda: score.Bias(tensor(heads, queries, keys)),
+                    lambda: score.Softcap(2), lambda: score.Alibi(tensor(heads), absolute=draw.random() < 0.5),
+                    lambda: score.SlopedBias(tensor(queries, keys).detach(), tensor(heads).detach()), lambda: score.Bias(tensor(heads, queries, keys)),
                     lambda: score.Softcap(2) | score.Alibi(tensor(heads)) | score.Bias(tensor(1, keys)),
                 ])()  # fmt: skip
             if draw.random() < 0.3:
                 what["sinks"] = tensor(heads)
             if draw.random() < 0.3:
                 what["rope"] = Rope(draw.choice([0, 2, 3, 16]), key_position=draw.choice([0, 5]))
+            if draw.random() < 0.3:
+                what["dropout_p"] = draw.choice([0.5, 1, 2])
             out = attention(q, k, v, **what)
             assert out.shape == (batch, heads, queries, v.shape[3]) and out.dtype == kind
             if out.requires_grad:

@@ -166,7 +166,6 @@ Q = torch.rand(5, 2, WIDTH)
 
 @pytest.mark.parametrize("message, call", [
     ("need_weights is True, must be False", lambda m: m(Q, Q, Q, need_weights=True)),
-    ("dropout is 0.1, must be 0 in training", lambda m: MultiheadAttention(WIDTH, HEADS, 0.1)(Q, Q, Q)),
     ("scaling is a float", lambda m: MultiheadAttention(WIDTH, HEADS, scaling=0.43)),
     (r"attn_mask has shape \[5, 4\], must be \[5, 5\] or \[6, ", lambda m: m(Q, Q, Q, attn_mask=torch.zeros(5, 4))),
     (r"padding_mask has shape \[5, 2\], must be \[2, 5\]", lambda m: m(Q, Q, Q, key_padding_mask=torch.zeros(5, 2))),

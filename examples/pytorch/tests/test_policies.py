@@ -1,12 +1,13 @@
 """Compares every scaling, mask and score, and their gradients, to plain PyTorch in float64."""
 
+import dataclasses
 import math
 
 import pytest
 import reference
 import torch
 
-from ssmax_torch import attention, mask, scaling, score
+from ssmax_torch import KVCache, Rope, RopeScaling, attention, mask, scaling, score
 
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS, WIDTH, VALUE_WIDTH = 2, 4, 2, 21, 37, 8, 12
 
@@ -87,6 +88,12 @@ ADDITIVE = torch.where(MATRIX[:, :1], torch.linspace(-1, 1, KEYS, dtype=torch.fl
 MASKS = {
     "causal": (mask.Causal(), dict(causal=True)),
     "window": (mask.SlidingWindow(5, 2), dict(window=(5, 2))),
+    "chunks": (mask.Chunks(7), dict(chunk=7)),
+    "chunks & window": (mask.Chunks(7) & mask.SlidingWindow(3), dict(chunk=7, window=(3, 0))),
+    "chunks & matrix": (mask.Chunks(7) & MATRIX, dict(chunk=7, matrix=MATRIX)),
+    "top left": (mask.CausalTopLeft(), dict(top_left=True)),
+    "top left & window": (mask.CausalTopLeft() & mask.SlidingWindow(5), dict(top_left=True, window=(5, 0))),
+    "top left & matrix": (mask.CausalTopLeft() & MATRIX, dict(top_left=True, matrix=MATRIX)),
     "prefix": (mask.PrefixLM([3, 30]), dict(prefix=[3, 30])),
     "lengths": (mask.KeyLengths([5, 37]), dict(lengths=[5, 37])),
     "nothing": (mask.KeyLengths([0, 1]), dict(lengths=[0, 1])),
@@ -107,6 +114,23 @@ def test_mask(name):
     ours = attention(q, k, v, scaling=scaling.SSMax(S, B), mask=given, return_lse=True)
     c = SCALINGS["ssmax_bias"][1]
     check(ours, reference.attention(q, k, v, seen, c, bias=bias), [q, k, v, S, B])
+
+
+@pytest.mark.parametrize("queries, keys", [(21, 37), (37, 21), (5, 1), (1, 5)])
+def test_positions_of_causal_top_left(queries, keys):
+    """Query i has the position i, for the rope, Alibi and scalings."""
+    q, k, v = random(BATCH, HEADS, queries, WIDTH), random(BATCH, KV_HEADS, keys, WIDTH), random(BATCH, KV_HEADS, keys, 3)
+    slopes = random(HEADS)
+    ours = attention(
+        q, k, v, scaling=scaling.QwenLogN(8), mask=mask.CausalTopLeft(), score=score.Alibi(slopes), rope=Rope(6, 100.0),
+        return_lse=True,
+    )  # fmt: skip
+    omega = frequencies(6, 100.0)
+    turned_q, turned_k = (turned(x, torch.arange(x.shape[2]), omega) for x in (q, k))
+    seen = reference.visible(BATCH, HEADS, queries, keys, top_left=True)
+    c = lambda n, p: (torch.log(p + 1) / math.log(8)).clamp(min=1)  # noqa: E731
+    theirs = reference.attention(turned_q, turned_k, v, seen, c, slopes=slopes, top_left=True)
+    check(ours, theirs, [q, k, v, slopes])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -135,6 +159,11 @@ BIAS_OF_KEYS = random(BATCH, 1, 1, KEYS)
 SCORES = {
     "softcap": (score.Softcap(0.7), dict(softcap=0.7)),
     "alibi": (score.Alibi(SLOPES), dict(slopes=SLOPES)),
+    "absolute alibi": (score.Alibi(SLOPES, absolute=True), dict(slopes=SLOPES, absolute=True)),
+    "softcap | absolute alibi | bias": (
+        score.Softcap(0.7) | score.Alibi(SLOPES, absolute=True) | score.Bias(BIAS),
+        dict(softcap=0.7, slopes=SLOPES, absolute=True, bias=BIAS),
+    ),
     "bias": (score.Bias(BIAS), dict(bias=BIAS)),
     "bias of heads": (score.Bias(BIAS_OF_HEADS), dict(bias=BIAS_OF_HEADS)),
     "bias of keys": (score.Bias(BIAS_OF_KEYS), dict(bias=BIAS_OF_KEYS)),
@@ -169,6 +198,27 @@ def test_score(name, learns):
             x.requires_grad_()
 
 
+@pytest.mark.parametrize("softcap", [None, 0.7])
+@pytest.mark.parametrize("matrix", [BIAS.detach(), BIAS_OF_KEYS.detach(), BIAS_OF_HEADS.detach()[0]])
+def test_sloped_bias(matrix, softcap):
+    q, k, v = inputs()
+    given = score.SlopedBias(matrix, SLOPES.detach())
+    given = given if softcap is None else score.Softcap(softcap) | given
+    ours = attention(q, k, v, scaling=scaling.SSMax(S), mask=mask.SlidingWindow(20, 2), score=given, return_lse=True)
+    seen = reference.visible(*shape_of_seen(), window=(20, 2))
+    bias = SLOPES.detach()[:, None, None] * matrix
+    check(ours, reference.attention(q, k, v, seen, SCALINGS["ssmax"][1], bias=bias, softcap=softcap), [q, k, v, S])
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_absolute_distance_of_later_keys(absolute):
+    """Later keys have a positive distance or, with absolute, a negative one."""
+    q, k, v = inputs()
+    ours = attention(q, k, v, score=score.Alibi(SLOPES, absolute), return_lse=True)
+    seen = reference.visible(*shape_of_seen())
+    check(ours, reference.attention(q, k, v, seen, ones, slopes=SLOPES, absolute=absolute), [q, k, v, SLOPES])
+
+
 def test_one_of_slopes_and_bias_learns():
     q, k, v = inputs()
     seen = reference.visible(*shape_of_seen())
@@ -192,29 +242,72 @@ def test_sinks(scaled):
     check(ours, theirs, [q, k, v, S, sinks])
 
 
-@pytest.mark.parametrize("pairing", ["half_split", "interleaved"])
-def test_rope(pairing):
-    from ssmax_torch import Rope
+def frequencies(width, theta):
+    return theta ** (-2 * torch.arange(width // 2, dtype=torch.float64) / width)
 
+
+def yarn(width, theta, factor, original, low, high, truncate):
+    """Returns the frequencies by the formula of arXiv:2309.00071."""
+    omega, pair = frequencies(width, theta), torch.arange(width // 2, dtype=torch.float64)
+    first, last = (
+        width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (high, low)
+    )  # fmt: skip
+    if truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
+    ramp = ((pair - first) / (last - first)).clamp(0, 1)
+    return omega / factor * ramp + omega * (1 - ramp)
+
+
+def turned(x, positions, omega, interleaved=False, first=0, factor=1.0):
+    """Returns the rows with rotated channels from `first` on. A pair with frequency 0 is not multiplied by the factor."""
+    angle = positions[:, None] * omega
+    factor = torch.where(omega == 0, 1.0, factor)
+    cos, sin = factor * angle.cos(), factor * angle.sin()
+    before, rotated, after = x.split([first, 2 * len(omega), x.shape[-1] - first - 2 * len(omega)], -1)
+    a, b = (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, -1)
+    a, b = a * cos - b * sin, b * cos + a * sin
+    rotated = torch.stack([a, b], -1).flatten(-2) if interleaved else torch.cat([a, b], -1)
+    return torch.cat([before, rotated, after], -1)
+
+
+OWN = torch.tensor([0.7, 0.0, -0.3], dtype=torch.float64)
+
+ROPES = {  # the rope, its frequencies, and the other arguments of `turned`
+    "half split": (Rope(6, 100.0), frequencies(6, 100.0), {}),
+    "interleaved": (Rope(6, 100.0, "interleaved"), frequencies(6, 100.0), dict(interleaved=True)),
+    "first channel": (Rope(4, 100.0, first_channel=3), frequencies(4, 100.0), dict(first=3)),
+    "attention factor": (Rope(6, 100.0, attention_factor=1.25), frequencies(6, 100.0), dict(factor=1.25)),
+    "own frequencies": (Rope(6, frequencies=OWN, attention_factor=0.5), OWN, dict(factor=0.5)),
+    "list of frequencies, interleaved": (
+        Rope(6, pairing="interleaved", first_channel=2, frequencies=OWN.tolist()), OWN, dict(interleaved=True, first=2),
+    ),
+    "yarn": (Rope(6, 100.0, scaling=RopeScaling("yarn", 4.0, 1000.0)), yarn(6, 100.0, 4.0, 1000.0, 1, 32, True), {}),
+    "yarn, not truncated": (
+        Rope(6, 100.0, scaling=RopeScaling("yarn", 4.0, 1000.0, truncate=False)), yarn(6, 100.0, 4.0, 1000.0, 1, 32, False), {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_rope(name):
+    given, omega, what = ROPES[name]
     q, k, v = inputs()
-    width, theta, first = 6, 100.0, 3
-    omega = theta ** (-2 * torch.arange(width // 2, dtype=torch.float64) / width)
-
-    def turn(x, positions):
-        angle = positions[:, None] * omega
-        cos, sin = angle.cos(), angle.sin()
-        a, b = (x[..., :3], x[..., 3:6]) if pairing == "half_split" else (x[..., 0:6:2], x[..., 1:6:2])
-        a, b = a * cos - b * sin, b * cos + a * sin
-        turned = torch.cat([a, b], -1) if pairing == "half_split" else torch.stack([a, b], -1).flatten(-2)
-        return torch.cat([turned, x[..., 6:]], -1)
-
-    positions = first + torch.arange(KEYS, dtype=torch.float64)
+    positions = 3 + torch.arange(KEYS, dtype=torch.float64)
     seen = reference.visible(*shape_of_seen(), causal=True)
-    ours = attention(
-        q, k, v, mask=mask.Causal(), rope=Rope(width, theta, pairing, key_position=first), return_lse=True
-    )
-    theirs = reference.attention(turn(q, positions[KEYS - QUERIES :]), turn(k, positions), v, seen, ones)
-    check(ours, theirs, [q, k, v])
+    rope = dataclasses.replace(given, key_position=3)
+    ours = attention(q, k, v, mask=mask.Causal(), rope=rope, return_lse=True)
+    turned_q, turned_k = turned(q, positions[KEYS - QUERIES :], omega, **what), turned(k, positions, omega, **what)
+    check(ours, reference.attention(turned_q, turned_k, v, seen, ones), [q, k, v])
+
+
+def test_rope_of_a_cache():
+    """A cache rotates keys and queries by the same rope as attention."""
+    q, k, v = (x.detach() for x in inputs())
+    for rope, _, _ in ROPES.values():
+        cache = KVCache(BATCH, KV_HEADS, WIDTH, capacity=KEYS, value_width=VALUE_WIDTH, dtype=torch.float64, rope=rope)
+        cache.append(k, v)
+        torch.testing.assert_close(cache.decode(q), attention(q, k, v, mask=mask.Causal(), rope=rope))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -260,6 +353,8 @@ SHOWN = {
     "SlidingWindow(left=5, right=2)": mask.SlidingWindow(5, 2),
     "PrefixLM(prefix=Tensor([2], int64))": mask.PrefixLM([1, 2]),
     "Causal() & KeyLengths(lengths=Tensor([2], int64))": mask.Causal() & mask.KeyLengths([1, 2]),
+    "Chunks(size=7)": mask.Chunks(7),
+    "CausalTopLeft() & SlidingWindow(left=5, right=0)": mask.CausalTopLeft() & mask.SlidingWindow(5),
     "Documents(cu_seqlens=Tensor([3], int64), causal=True)": mask.Documents([0, 1, 2]),
     "Documents(cu_seqlens=Tensor([2], int64), cu_seqlens_keys=Tensor([2], int64), causal=False)": mask.Documents(
         [0, 1], cu_seqlens_keys=[0, 2], causal=False
@@ -268,6 +363,10 @@ SHOWN = {
     "MatrixMask(matrix=Tensor([1, 1, 21, 37], float64))": mask.MatrixMask(ADDITIVE),
     "Softcap(cap=0.7)": score.Softcap(0.7),
     "ScaleInvariant(tau=10.0)": score.ScaleInvariant(),
+    "Softcap(cap=0.7) | Alibi(slopes=Tensor([4], float64), absolute=True)": score.Softcap(0.7)
+    | score.Alibi(SLOPES, absolute=True),
+    "SlopedBias(bias=Tensor([1, 4, 21, 37], bool), slopes=Tensor([2], float32))": score.SlopedBias(MATRIX, torch.ones(2)),
+    "Score()": score.Score(),
     "Alibi(slopes=Tensor([4], float64)) | Bias(bias=Tensor([2, 1, 1, 37], float64))": score.Alibi(SLOPES)
     | score.Bias(BIAS_OF_KEYS),
 }

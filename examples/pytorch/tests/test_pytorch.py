@@ -33,6 +33,10 @@ CASES = {
     "score": lambda: dict(score=score.Softcap(5) | score.Alibi(parameter(4)) | score.Bias(parameter(4, 12, 12))),
     "sinks": lambda: dict(sinks=parameter(4), mask=torch.rand(12, 12) < 0.5),
     "documents": lambda: dict(mask=mask.Documents([0, 5, 12])),
+    "dropout": lambda: dict(dropout_p=0.5),
+    "chunks": lambda: dict(mask=mask.Chunks(5), score=score.Alibi(parameter(4), absolute=True)),
+    "top-left": lambda: dict(mask=mask.CausalTopLeft(), rope=ssmax_torch.Rope(4, first_channel=2, frequencies=[1.0, 0.1])),
+    "sloped bias": lambda: dict(score=score.SlopedBias(torch.rand(12, 12), torch.rand(4))),
 }
 
 

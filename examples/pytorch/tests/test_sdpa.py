@@ -26,7 +26,8 @@ def refused(function, *given, **what):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_samples_of_pytorch(dtype):
-    """Every sample has PyTorch's result. A sample with dropout raises an error, and has PyTorch's result without dropout."""
+    """Every sample has PyTorch's result. With dropout, weights are 0 or divided by 1 - p, and out is their product with
+    the values."""
     from torch.testing._internal import common_methods_invocations as methods
 
     (info,) = [op for op in methods.op_db if op.name == "nn.functional.scaled_dot_product_attention"]
@@ -34,9 +35,18 @@ def test_samples_of_pytorch(dtype):
     count = 0
     for sample in info.sample_inputs("cpu", dtype):
         given, what = (sample.input, *sample.args), sample.kwargs
-        if what.get("dropout_p"):
-            with pytest.raises(ValueError, match="dropout_p"):
-                ours(*given, **what)
+        if p := what.get("dropout_p"):
+            query, key, value, *attn_mask = (x.double() if x.is_floating_point() else x for x in given)
+            identity = torch.eye(key.shape[-2], dtype=key.dtype).expand(*value.shape[:-1], -1)
+            outs = []
+            for values, change in ((value, {}), (identity, {}), (identity, {"dropout_p": 0.0})):
+                torch.manual_seed(1)
+                outs.append(ours(query, key, values, *attn_mask, **what | change))
+            out, dropped, full = outs
+            p = round(p * 65536) / 65536
+            torch.testing.assert_close(dropped, torch.where(dropped == 0, 0, full / (1 - p)))
+            repeated = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3) if what.get("enable_gqa") else value
+            torch.testing.assert_close(out, dropped @ repeated)
             what = what | {"dropout_p": 0.0}
         expected = F.scaled_dot_product_attention(*given, **what)
         torch.testing.assert_close(ours(*given, **what), expected, atol=tolerance, rtol=tolerance)

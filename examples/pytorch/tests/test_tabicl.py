@@ -169,7 +169,5 @@ def test_automatic_mixed_precision():
 def test_what_is_not_possible_is_an_error():
     with pytest.raises(ValueError, match="no attention of TabICL"):
         adapter.patch(nn.Linear(2, 2))
-    model = adapter.patch(small_model("none", dropout=0.1)).train()
-    with pytest.raises(ValueError, match="dropout is 0.1, must be 0"):
-        model(*table())
+    model = adapter.patch(small_model("none"))
     assert adapter.patch(model) is model  # a second patch has no effect

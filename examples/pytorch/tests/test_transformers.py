@@ -258,12 +258,17 @@ def test_a_mask_is_used_as_a_tensor():
     assert ours.contiguous() is ours and ours.to("cpu") is ours and "True, False" in repr(ours)
 
 
-def test_what_is_not_possible_is_an_error():
+def test_dropout():
+    """In training, a model drops weights with the probability attention_dropout; in evaluation, it drops no weight."""
     settings = config("qwen3")
     settings.attention_dropout = 0.1
-    made = hf.AutoModelForCausalLM.from_config(settings, attn_implementation="ssmax_softmax").train()
-    with pytest.raises(ValueError, match="dropout is 0.1, must be 0"):
-        made(tokens())
+    made = hf.AutoModelForCausalLM.from_config(settings, attn_implementation="ssmax_softmax")
+    torch.manual_seed(0)
+    first, second = (made.train()(tokens()).logits for _ in range(2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    assert torch.equal(made(tokens()).logits, first)
+    assert torch.equal(*(made.eval()(tokens()).logits for _ in range(2)))
 
 
 UNUSUAL = [

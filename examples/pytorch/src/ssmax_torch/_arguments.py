@@ -10,7 +10,7 @@ from ._operators import compute_type
 from ._rope import Rope
 from .mask import Causal, Mask, additive_as, as_mask
 from .scaling import Scaling, Softmax
-from .score import Score
+from .score import BIAS, Score
 
 _SOFTMAX = Softmax()
 _NO_SCORE = Score()
@@ -60,12 +60,13 @@ def arguments(
     scaled_sinks: bool,
     rope: Rope | None,
     scale: float | None,
+    dropout_p: float = 0.0,
 ) -> tuple:
     """Returns the operators' arguments after query, key and value. The common arguments come first, so that a simple
-    call leaves out the others."""
+    call leaves out the others. With dropout, draws the seed from PyTorch's default generator."""
     if isinstance(scale, Tensor):
         scale = number("scale", scale)
-    if scaling is None and mask is None and score is None and sinks is None and rope is None:
+    if scaling is None and mask is None and score is None and sinks is None and rope is None and not dropout_p:
         return (scale,)
     scaling = _SOFTMAX if scaling is None else scaling
     score = _NO_SCORE if score is None else score
@@ -77,7 +78,7 @@ def arguments(
     _check_devices(query, (("s", s), ("b", b)))
     common = (scale, mask.causal, scaling.kind, s, b, numbers if any(numbers) else None, scaling.size)
     simple = p is None and c is None and (mask is _EVERY_KEY or type(mask) is Causal)
-    if simple and score is _NO_SCORE and sinks is None and rope is None:
+    if simple and score is _NO_SCORE and sinks is None and rope is None and not dropout_p:
         return common
     if c is not None:
         c = c.to(compute_type(query.dtype))
@@ -85,6 +86,8 @@ def arguments(
     if bias is not None:
         bias = bias.to(compute_type(query.dtype))
     if hides:
+        if score.slopes_multiply == BIAS:
+            raise ValueError("score: SlopedBias does not work with an additive mask")
         additive = additive_as(mask.additive, compute_type(query.dtype))
         if bias is None:
             bias = additive
@@ -111,6 +114,8 @@ def arguments(
         p,
         c,
         mask.window,
+        mask.chunk,
+        mask.top_left,
         mask.prefix,
         mask.lengths,
         mask.cu_queries,
@@ -119,9 +124,12 @@ def arguments(
         score.softcap,
         score.scale_invariant,
         score.slopes,
+        score.slopes_multiply,
         bias,
         hides,
         sinks,
         scaled_sinks,
         None if rope is None else rope.numbers(),
+        dropout_p or None,
+        torch.randint(2**63 - 1, (1,), device=query.device) if dropout_p else None,
     )

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ._arguments import arguments, check_tensors
+from ._numbers import number
 from ._operators import call_attention
 from ._rope import Rope
-from .mask import Causal, Mask, MatrixMask, causal_variant
+from .mask import Causal, CausalTopLeft, Mask, MatrixMask, causal_variant
 from .scaling import Scaling
 from .score import Score
 
@@ -29,6 +30,7 @@ def attention(
     scaled_sinks: bool = False,
     rope: Rope | None = None,
     scale: float | None = None,
+    dropout_p: float = 0.0,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """out_i = Σ_j softmax_j(c_i · score(scale · (R q_i)·(R k_j))) v_j over the keys j that query i sees.
@@ -46,6 +48,10 @@ def attention(
             with the sink as its logit does.
         rope: rotates queries and keys before their product.
         scale: 1 / √d by default.
+        dropout_p: the probability, from 0 to 1, that a weight becomes 0. Other weights are multiplied by
+            1 / (1 - dropout_p). lse is without dropout. Each call draws a seed from PyTorch's default CPU generator, so
+            ``torch.manual_seed`` makes it reproducible. dropout_p is rounded to a multiple of 1/65536. The weights that
+            become 0 differ from those of PyTorch's own attention.
         return_lse: also return the logarithm of softmax's denominator.
 
     Returns:
@@ -58,8 +64,16 @@ def attention(
     copied. Under autocast, query, key and value are cast as for PyTorch's own attention.
     """
     check_tensors(query, key, value)
-    given = arguments(query, scaling, mask, score, sinks, scaled_sinks, rope, scale)
-    return call_attention(bool(return_lse), query, key, value, *given)
+    if dropout_p:
+        dropout_p = number("dropout_p", dropout_p)
+        if not 0 <= dropout_p <= 1:
+            raise ValueError(f"ssmax_torch.attention: dropout_p is {dropout_p}, must be within 0 and 1")
+    drops_all = dropout_p == 1  # outside of the range of the operators
+    given = arguments(query, scaling, mask, score, sinks, scaled_sinks, rope, scale, 0.0 if drops_all else dropout_p)
+    result = call_attention(bool(return_lse), query, key, value, *given)
+    if drops_all:
+        return (0 * result[0], result[1]) if return_lse else 0 * result
+    return result
 
 
 def scaled_dot_product_attention(
@@ -75,7 +89,7 @@ def scaled_dot_product_attention(
     """Computes ``torch.nn.functional.scaled_dot_product_attention`` by this library: the same arguments and meaning.
 
     is_causal is aligned top-left. query is [..., queries, d]; leading dimensions broadcast. Strides are free: a tensor
-    whose last dimension is not contiguous is copied. Dropout is an error.
+    whose last dimension is not contiguous is copied. Dropout is as in ``attention``.
     Exception: if the mask has its type's lowest number for every key of a query, out is 0. PyTorch returns the mean of
     the values.
     """
@@ -84,8 +98,6 @@ def scaled_dot_product_attention(
     if plain and _same_shape(query, key, value):
         given = (scale, True) if is_causal else (scale,)
         return call_attention(False, query, key, value, *given)
-    if dropout_p != 0:
-        raise ValueError(f"{_NAME}: dropout_p is {dropout_p}, must be 0")
     if attn_mask is not None:
         if not isinstance(attn_mask, Tensor):
             raise TypeError(f"{_NAME}: attn_mask is a {type(attn_mask).__name__}, must be a tensor or None")
@@ -122,8 +134,8 @@ def scaled_dot_product_attention(
             if queries < keys:
                 key, value = key[:, :, :queries], value[:, :, :queries]
         else:
-            mask = MatrixMask(torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril())
-    out = attention(query, key, value, mask=mask, scale=scale)
+            mask = CausalTopLeft()
+    out = attention(query, key, value, mask=mask, scale=scale, dropout_p=dropout_p)
     return out if len(leading) == 2 else out.reshape(*leading, queries, out.shape[-1])
 
 

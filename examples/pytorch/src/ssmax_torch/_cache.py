@@ -10,7 +10,7 @@ from torch import Tensor
 from ._arguments import arguments, check_tensors
 from ._operators import compute_type, differentiates
 from ._rope import Rope
-from .mask import Causal, Mask
+from .mask import Causal, Mask, as_mask
 from .scaling import Scaling
 from .score import Score
 
@@ -112,7 +112,9 @@ class KVCache:
         """Returns attention of query [batch, heads, new, width] at the last `new` positions of each sequence. Requires
         that the keys of these positions have been appended. n and positions come from the cache. The mask is
         ``Causal()`` by default. The other arguments are those of ``attention``."""
-        mask = Causal() if mask is None else mask
+        mask = Causal() if mask is None else as_mask(mask)
+        if mask.top_left:
+            raise ValueError("ssmax_torch.KVCache.decode: mask has CausalTopLeft, must be aligned bottom-right")
         check_tensors(query, self.keys, self.values)
         operands = arguments(query, scaling, mask, score, sinks, scaled_sinks, self.rope, scale)
         _check_no_derivative("decode", query, *operands)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ._attention import attention
 from ._modules import SSMax
-from .mask import Causal, Mask, MatrixMask
+from .mask import Causal, CausalTopLeft, Mask, MatrixMask
 from .scaling import Scaling
 
 _NAME = "ssmax_torch.MultiheadAttention"
@@ -23,7 +23,6 @@ class MultiheadAttention(nn.MultiheadAttention):
     Differences:
 
     - ``forward`` returns None in place of weights. ``need_weights`` is False by default; True is an error.
-    - Dropout is an error in training.
     - A query that sees no key has attention 0, so its output is the bias of ``out_proj``.
     - ``is_causal`` without ``attn_mask`` is allowed. Both align the first query with the first key.
     - n counts the keys that the masks show, and the keys of ``add_bias_kv`` and ``add_zero_attn``.
@@ -72,8 +71,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         """Returns the output, and None in place of the weights. The arguments are those of nn.MultiheadAttention."""
         if need_weights:
             raise ValueError(f"{_NAME}: need_weights is True, must be False: the weights are never stored")
-        if self.training and self.dropout:
-            raise ValueError(f"{_NAME}: dropout is {self.dropout}, must be 0 in training")
         batched = query.dim() == 3
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             if tensor.dim() not in (2, 3) or tensor.dim() != query.dim():
@@ -92,7 +89,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         mask = self._mask(attn_mask, key_padding_mask, is_causal, batch, queries, keys, k.shape[1] - keys, q.device)
         q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for x in (q, k, v))
         scaling = self.scaling.scaling() if isinstance(self.scaling, SSMax) else self.scaling
-        out = attention(q, k, v, scaling=scaling, mask=mask).transpose(1, 2).flatten(2)
+        dropout_p = self.dropout if self.training else 0.0
+        out = attention(q, k, v, scaling=scaling, mask=mask, dropout_p=dropout_p).transpose(1, 2).flatten(2)
         out = out if self.batch_first or not batched else out.transpose(0, 1)
         return self.out_proj(out if batched else out[0]), None
 
@@ -127,6 +125,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         mask = None
         if is_causal and queries == keys and added == 0:
             mask, attn_mask = Causal(), None  # is_causal states that attn_mask is the causal mask
+        elif is_causal and attn_mask is None and added == 0:
+            mask = CausalTopLeft()
         elif is_causal and attn_mask is None:
             attn_mask = torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1)
         if attn_mask is not None:

@@ -28,6 +28,7 @@ def attention_varlen(
     scaled_sinks: bool = False,
     rope: Rope | None = None,
     scale: float | None = None,
+    dropout_p: float = 0.0,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes ``attention`` of packed sequences, as flash-attn's ``flash_attn_varlen_func`` does.
@@ -55,9 +56,8 @@ def attention_varlen(
             shape = "nested" if tensor.is_nested else f"of shape {list(tensor.shape)}"
             raise ValueError(f"{_NAME}: {name} is {shape}, must be [positions of all sequences, heads, width]")
     other = as_mask(mask)
-    for name in ("prefix", "lengths", "cu_queries"):
-        if getattr(other, name) is not None:
-            raise ValueError(f"{_NAME}: mask is {other}, must be of Causal, SlidingWindow and MatrixMask")
+    if other.top_left or not other.prefix is other.lengths is other.cu_queries is None:
+        raise ValueError(f"{_NAME}: mask is {other}, must be of Causal, SlidingWindow, Chunks and MatrixMask")
     sequences = Documents(cu_seqlens, cu_seqlens_keys=cu_seqlens_keys, causal=causal)
     out, lse = attention(
         *(x.transpose(0, 1).unsqueeze(0) for x in (query, key, value)),
@@ -68,6 +68,7 @@ def attention_varlen(
         scaled_sinks=scaled_sinks,
         rope=rope,
         scale=scale,
+        dropout_p=dropout_p,
         return_lse=True,
     )
     out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)

@@ -56,7 +56,8 @@ def _register(name: str, operator, names: tuple[str, ...]) -> None:
         given = dict(zip(names, values))
         mapped = {n for n, dim in zip(names, dims) if dim is not None}
         foldable = {*_OF_BACKWARD, *_BROADCAST, *_PER_ENTRY}
-        if not mapped <= foldable or any(given.get("learn", ())):
+        # Dropout depends on the batch entry: one call would drop other weights for each element.
+        if not mapped <= foldable or any(given.get("learn", ())) or given.get("dropout_p"):
             return _each(operator, info.batch_size, dims, values)
         size = info.batch_size
         query = given["query"]

@@ -4,7 +4,9 @@
 mask                                 visible keys of the query at position p in batch entry b
 ===================================  =====================================================================
 ``Causal()``                         keys 0 … p; aligned bottom-right: the last query stands at the last key
+``CausalTopLeft()``                  keys 0 … i of query i, whose position is i; aligned top-left, as ``is_causal``
 ``SlidingWindow(left, right)``       keys p - left … p + right
+``Chunks(size)``                     keys p - p mod size … p
 ``PrefixLM(prefix)``                 keys 0 … p and the first prefix[b] keys
 ``KeyLengths(lengths)``              the first lengths[b] keys; the others are padding
 ``Documents(cu_seqlens, …)``         keys of its own document; positions and n restart in each
@@ -79,6 +81,8 @@ class Mask:
         *,
         causal: bool = False,
         window: tuple[int, int] | None = None,
+        chunk: int | None = None,
+        top_left: bool = False,
         prefix: Tensor | None = None,
         lengths: Tensor | None = None,
         cu_queries: Tensor | None = None,
@@ -88,6 +92,8 @@ class Mask:
     ):
         self.causal = causal
         self.window = window
+        self.chunk = chunk
+        self.top_left = top_left
         self.prefix = prefix
         self.lengths = lengths
         self.cu_queries = cu_queries
@@ -101,8 +107,12 @@ class Mask:
     def _parts(self) -> list[str]:
         """Returns the constructors whose masks & joined."""
         parts = ["Causal()"] if self.causal and self.cu_queries is None else []
+        if self.top_left:
+            parts.append("CausalTopLeft()")
         if self.window is not None:
             parts.append(call_text(SlidingWindow, dict(zip(("left", "right"), self.window))))
+        if self.chunk is not None:
+            parts.append(call_text(Chunks, dict(size=self.chunk)))
         if self.prefix is not None:
             parts.append(call_text(PrefixLM, dict(prefix=self.prefix)))
         if self.lengths is not None:
@@ -123,6 +133,8 @@ class Mask:
         return Mask(
             causal=a.causal or b.causal,
             window=window or a.window or b.window,
+            chunk=_one("chunks", a.chunk, b.chunk),
+            top_left=a.top_left or b.top_left,
             prefix=_one("a prefix", a.prefix, b.prefix),
             lengths=_one("lengths", a.lengths, b.lengths),
             cu_queries=_one("cu_seqlens", a.cu_queries, b.cu_queries),
@@ -139,6 +151,14 @@ class Causal(Mask):
         super().__init__(causal=True)
 
 
+class CausalTopLeft(Mask):
+    """Shows keys 0 … i to query i of the call. The position of query i is i. This is PyTorch's ``is_causal=True``, for
+    any numbers of queries and keys. Limit: you cannot join CausalTopLeft with Documents."""
+
+    def __init__(self):
+        super().__init__(top_left=True)
+
+
 class SlidingWindow(Mask):
     """Shows the keys p - left … p + right. A model's "window of w tokens" counts the token itself: left = w - 1."""
 
@@ -146,6 +166,15 @@ class SlidingWindow(Mask):
         for name, side in (("left", left), ("right", right)):
             _check_integer(f"SlidingWindow: {name}", side)
         super().__init__(window=(left, right))
+
+
+class Chunks(Mask):
+    """Causal in chunks of `size` keys, as in Llama 4: a query at position p sees the keys p - p mod size … p. Chunks
+    begin at multiples of `size` from the first key of the sequence, also with Documents."""
+
+    def __init__(self, size: int):
+        _check_integer("Chunks: size", size)
+        super().__init__(chunk=size)
 
 
 class PrefixLM(Mask):

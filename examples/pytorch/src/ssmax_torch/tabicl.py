@@ -48,8 +48,6 @@ class Attention(MultiheadAttention):
         rope=None,
         need_kv=False,
     ):
-        if self.training and self.dropout:
-            raise ValueError(f"ssmax: dropout is {self.dropout}, must be 0")
         if cached_kv is None:
             q, k, v = self._project(query, key, value)
         else:  # the cache contains rotated keys
@@ -73,7 +71,9 @@ class Attention(MultiheadAttention):
         elif self.ssmax_layer is not None:
             q = self.ssmax_layer(q, keys)
         mask = _mask(attn_mask, key_padding_mask, (*batch, self.num_heads, queries, keys))
-        out = attention(q.to(k.dtype).expand(k.shape[0], -1, -1, -1), k, v, scaling=c, mask=mask, rope=table)
+        dropout_p = self.dropout if self.training else 0.0
+        q = q.to(k.dtype).expand(k.shape[0], -1, -1, -1)
+        out = attention(q, k, v, scaling=c, mask=mask, rope=table, dropout_p=dropout_p)
         out = self.out_proj(out.transpose(1, 2).reshape(*batch, queries, self.embed_dim))
         return (out, *kept) if kept and cached_kv is None else out
 

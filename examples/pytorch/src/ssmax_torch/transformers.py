@@ -149,8 +149,6 @@ def _attention(
     **others: object,
 ) -> tuple[Tensor, None]:
     """Returns out [batch, queries, heads, width], and None as weights: the signature of AttentionInterface."""
-    if dropout:
-        raise ValueError(f"ssmax: dropout is {dropout}, must be 0: set the model's attention_dropout to 0")
     if cache is not None:
         raise ValueError("ssmax: cache is paged, must be None: continuous batching has attention of its own")
     if others.get("output_attentions"):
@@ -186,6 +184,7 @@ def _attention(
         score=score,
         sinks=s_aux,
         scale=scaling,
+        dropout_p=dropout,
         return_lse=True,
     )
     if sinks is not None:  # [batch, heads, queries, 1]: adds exp(sink) to the denominator of each query
