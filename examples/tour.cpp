@@ -20,6 +20,11 @@ void rows(View<const float, 4> scores, View<float, 4> weights, View<const float,
                              scaling.gradient(ds, db), Causal{});
 }
 
+// Weights of a graph's edges: the edges of node r are [first_edge[r], first_edge[r + 1]).
+void edges(View<const float, 1> scores, View<float, 1> weights, const std::vector<int>& first_edge, float s) {
+  softmax(scores, weights, SSMax<float>{s}, RaggedRows(first_edge));
+}
+
 struct Layer {
   View<float, 4> q, k, v, out, dout, dq, dk, dv;  // [batch, head, position, channel]
   View<float, 3> lse;                             // [batch, head, position]: what the backward needs
@@ -123,6 +128,13 @@ int main() {
     const double difference =
         loss({0.4f + step, 0.5f}, unused, unused) - loss({0.4f - step, 0.5f}, unused, unused);
     check.near("ds of rows", static_cast<double>(ds[0]), difference / (2 * static_cast<double>(step)), 0.01);
+  }
+  {
+    const std::vector<float> scores{1, 1, 5};
+    std::vector<float> weights(3);
+    edges({scores.data(), {3}}, {weights.data(), {3}}, {0, 2, 3}, 0.4f);
+    check.near("a weight of two equal edges", static_cast<double>(weights[0]), 0.5, 1e-6);
+    check.near("the weight of an only edge", static_cast<double>(weights[2]), 1, 1e-6);
   }
   {
     Numbers q(kWidth), k(kWidth), v(kWidth), out(kWidth), dout(kWidth), dq(kWidth), dk(kWidth), dv(kWidth);

@@ -89,9 +89,7 @@ class RowBlock {
                {1, 1, rows, view.extent(3)},
                {0, 0, view.stride(2), view.stride(3)}};
     if (has_contiguous_rows(view)) return origin_;
-    if (scratch_ == nullptr)
-      scratch_ =
-          std::make_unique_for_overwrite<Element[]>(static_cast<std::size_t>(longest * view.extent(3)));
+    if (scratch_ == nullptr) scratch_.reset(new Element[static_cast<std::size_t>(longest * view.extent(3))]);
     return scratch();
   }
   void load() {
