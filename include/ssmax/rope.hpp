@@ -182,8 +182,9 @@ inline void check_rope(const RopeOptions& options, index_t positions) {
 /// Throws unless there is a finite frequency for each pair, and theta and scaling have no effect.
 inline void check_frequencies(const RopeOptions& options, std::span<const double> frequencies) {
   check_equal("Rope", "frequencies", "has extent", std::ssize(frequencies), "pairs are", options.width / 2);
-  require_of_rope(std::ranges::all_of(frequencies, [](double omega) { return std::isfinite(omega); }),
-                  "frequencies must be finite");
+  require_of_rope(
+      std::all_of(frequencies.begin(), frequencies.end(), [](double omega) { return std::isfinite(omega); }),
+      "frequencies must be finite");
   require_of_rope(options.theta == RopeOptions{}.theta && options.scaling.method == RopeScaling::Method::none,
                   "frequencies replace theta and scaling, which must have their default values");
 }
