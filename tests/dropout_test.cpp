@@ -250,7 +250,7 @@ TEST_CASE("a wrong dropout is refused", "[attention][dropout][errors]") {
   std::vector<float> x(8);
   const auto call = [&](const Dropout& dropout) {
     const View<float, 4> view(x.data(), {1, 1, 1, 8});
-    return [&x, view, dropout] {
+    return [view, dropout] {
       std::vector<float> out(8);
       attention({.q = view, .k = view, .v = view, .out = {out.data(), {1, 1, 1, 8}}, .dropout = dropout});
     };
