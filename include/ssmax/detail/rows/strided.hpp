@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
 #include <optional>
 #include <type_traits>
 #include <vector>
 
+#include "../../workspace.hpp"
 #include "groups.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -89,28 +89,31 @@ class RowBlock {
                {1, 1, rows, view.extent(3)},
                {0, 0, view.stride(2), view.stride(3)}};
     if (has_contiguous_rows(view)) return origin_;
-    if (scratch_ == nullptr) scratch_.reset(new Element[static_cast<std::size_t>(longest * view.extent(3))]);
-    return scratch();
+    if (scratch_ == nullptr) {
+      const auto count = static_cast<std::size_t>(longest * view.extent(3));
+      scratch_ = reinterpret_cast<Element*>(memory_.reserve(count * sizeof(Element)));
+    }
+    return View<Element, 4>(scratch_, origin_.extents());
   }
   void load() {
     if (!is_copied()) return;
     const index_t rows = origin_.extent(2), keys = origin_.extent(3);
-    copy_matrix<Element>({origin_.data_handle(), origin_.stride(3), origin_.stride(2)},
-                         {scratch_.get(), 1, keys}, keys, rows);
+    copy_matrix<Element>({origin_.data_handle(), origin_.stride(3), origin_.stride(2)}, {scratch_, 1, keys},
+                         keys, rows);
   }
   void store() {
     if (!is_copied()) return;
     const index_t rows = origin_.extent(2), keys = origin_.extent(3);
-    copy_matrix<Element>({scratch_.get(), keys, 1},
-                         {origin_.data_handle(), origin_.stride(2), origin_.stride(3)}, rows, keys);
+    copy_matrix<Element>({scratch_, keys, 1}, {origin_.data_handle(), origin_.stride(2), origin_.stride(3)},
+                         rows, keys);
   }
 
  private:
   bool is_copied() const { return scratch_ != nullptr; }
-  View<Element, 4> scratch() const { return {scratch_.get(), origin_.extents()}; }
 
   View<T, 4> origin_;
-  std::unique_ptr<Element[]> scratch_;
+  Workspace memory_;
+  Element* scratch_ = nullptr;
 };
 
 /// Passes the groups of one call of an executor to compute(views, group). If a view has another last stride than 1,
