@@ -139,7 +139,7 @@ struct F32 {
     low = _mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
     high = _mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
   }
-  static M below_u(U a, U b) { return _mm512_cmplt_epu32_mask(a, b); }
+  static M below_u(U a, U b) { return static_cast<M>(~_mm512_cmple_epu32_mask(b, a)); }
   static U shift_left_16(U a) { return _mm512_slli_epi32(a, 16); }
 };
 
