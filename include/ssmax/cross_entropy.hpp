@@ -87,9 +87,8 @@ struct CrossEntropyOptions {
 
 /// The result of cross_entropy.
 struct CrossEntropy {
-  double loss;        ///< Σ l_i / weight_sum.
-  index_t count;      ///< Number of rows that are not ignored.
-  double weight_sum;  ///< Σ w of their targets; `count` without weights.
+  double loss;    ///< The mean over `count` rows, or Σ_i l_i / Σ_i w_t(i).
+  index_t count;  ///< Number of rows that are not ignored.
 };
 
 SSMAX_END
@@ -102,10 +101,15 @@ namespace detail {
 inline constexpr index_t max_loss_calls = 256;
 inline constexpr index_t min_call_logits = 16'384;
 
-/// Returns the number of targets that are not ignored, and the sum of their weights. Throws at the first target that
-/// is not a class.
-inline CrossEntropy count_targets(Integers targets, const CrossEntropyOptions& options, index_t classes) {
-  CrossEntropy result{};
+/// The targets that are not ignored.
+struct CountedTargets {
+  index_t count = 0;
+  double weight_sum = 0;
+};
+
+/// Counts the targets that are not ignored. Throws at the first target that is not a class.
+inline CountedTargets count_targets(Integers targets, const CrossEntropyOptions& options, index_t classes) {
+  CountedTargets result{};
   for (std::size_t row = 0; row < targets.size(); ++row) {
     const index_t target = targets[row];
     if (target == options.ignored) continue;
@@ -193,14 +197,15 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
   }
   const bool wants_losses = detail::is_given(options.losses);
   if (wants_losses) detail::check_losses(options.losses, logits, targets, dlogits, options.weights);
-  CrossEntropy result = detail::count_targets(targets, options, classes);
+  const detail::CountedTargets counted = detail::count_targets(targets, options, classes);
+  CrossEntropy result{0, counted.count};
   if (wants_losses)
     for (index_t row = 0; row < rows; ++row) options.losses(row) = 0;
   if (logits.empty() || (result.count == 0 && !wants_gradient)) return result;
 
   const bool is_plain =
       terms.label_smoothing == 0 && terms.weights == nullptr && terms.softcap == 0 && terms.z_loss == 0;
-  const double factor = result.weight_sum == 0 ? 0.0 : options.dloss / result.weight_sum;
+  const double factor = counted.weight_sum == 0 ? 0.0 : options.dloss / counted.weight_sum;
   const auto up = [](index_t a, index_t b) { return (a + b - 1) / b; };
   const index_t rows_of_call =
       std::max(up(rows, detail::max_loss_calls), up(detail::min_call_logits, classes));
@@ -227,7 +232,7 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
   });
   double total = 0;
   for (index_t call = 0; call < calls; ++call) total += losses[call];
-  if (result.weight_sum != 0) result.loss = total / result.weight_sum;
+  if (counted.weight_sum != 0) result.loss = total / counted.weight_sum;
   return result;
 }
 
