@@ -65,8 +65,9 @@
 /// row are then NaN.
 ///
 /// Widths of keys and values must be multiples of 32. In a view over Q8_0, extents and strides count groups: PagedKeys
-/// over a view with 4 groups in the last extent has width 128. Decode in float reads the groups in place. The bf16 path (attention.hpp) dequantizes rows to bfloat16, as for types of 8 bits. The type is
-/// for caches and sources of keys. Queries, results and rows of logits cannot have this type.
+/// over a view with 4 groups in the last extent has width 128. Decode in float reads the groups in place. The bf16 path
+/// (attention.hpp) dequantizes rows to bfloat16, as for types of 8 bits. The type is for caches and sources of keys.
+/// Queries, results and rows of logits cannot have this type.
 #pragma once
 
 #include <concepts>

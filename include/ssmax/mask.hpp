@@ -69,8 +69,8 @@ struct Causal {
   }
 };
 
-/// The causal mask of PyTorch's `is_causal=True`, aligned top-left: query i of the call sees keys 0 to i, n = min(i + 1,
-/// keys). The position of query i is i, also for a mask joined by & and for the rope over a source. Causal shows the
+/// The causal mask of PyTorch's `is_causal=True`, aligned top-left: query i of the call sees keys 0 to i, n = min(i +
+/// 1, keys). The position of query i is i, also for a mask joined by & and for the rope over a source. Causal shows the
 /// same keys if there are as many queries as keys.
 struct CausalTopLeft {
   /// The keys of a source have the positions of this mask: their places in the sequence.
@@ -173,9 +173,9 @@ struct SlidingWindow {
 /// Deduces KeepsFirst from the number of arguments.
 SlidingWindow(index_t, index_t, index_t)->SlidingWindow<true>;
 
-/// A causal mask in chunks, as in Llama 4 (`attention_chunk_size` of its configuration, 8192): a query at position p sees
-/// the keys of its own chunk up to p, n = p % size + 1. Chunks begin at multiples of `size` keys from the first key of the
-/// sequence, also over a cache and in `Chunks & Documents`. Positions do not restart.
+/// A causal mask in chunks, as in Llama 4 (`attention_chunk_size` of its configuration, 8192): a query at position p
+/// sees the keys of its own chunk up to p, n = p % size + 1. Chunks begin at multiples of `size` keys from the first
+/// key of the sequence, also over a cache and in `Chunks & Documents`. Positions do not restart.
 struct Chunks {
   index_t size;  ///< Keys per chunk, at least 1.
 

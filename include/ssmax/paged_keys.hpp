@@ -24,9 +24,10 @@
 /// | [pages, 2, P, kv_heads, d], keys and values in one tensor | strides {2·P·kv_heads·d, kv_heads·d, d, 1}; v begins P·kv_heads·d later |
 /// | [pages, kv_heads, P, d], as in OpenVINO | strides {kv_heads·P·d, d, P·d, 1} |
 ///
-/// With P = 1 an entry of the table is the index of a token, for instance of one that a selection chose for a query. The
-/// indices may repeat, in any order. n and positions count the entries: a query that sees all of them has n = lengths[b].
-/// PerQuery (scaling_of_queries.hpp) takes multipliers by another n, such as the length of the whole sequence.
+/// With P = 1 an entry of the table is the index of a token, for instance of one that a selection chose for a query.
+/// The indices may repeat, in any order. n and positions count the entries: a query that sees all of them has n =
+/// lengths[b]. PerQuery (scaling_of_queries.hpp) takes multipliers by another n, such as the length of the whole
+/// sequence.
 ///
 /// A table may also be in compressed rows: `PageTable(pages, begins, lengths)`, where entries
 /// [begins[b], begins[b + 1]) of `pages` belong to sequence b.

@@ -6,8 +6,8 @@
 ///     const std::vector<int> begins{0, 3, 3, 7};                   // rows of 3, 0 and 4 elements
 ///     softmax(z, y, SSMax<float>{s}, RaggedRows(begins));          // z and y: View<…, 1> of 7 elements
 ///
-/// RaggedRows takes the place of the mask in each function of softmax.hpp. Formulas, types, special values and bounds are
-/// those of softmax.hpp.
+/// RaggedRows takes the place of the mask in each function of softmax.hpp. Formulas, types, special values and bounds
+/// are those of softmax.hpp.
 ///
 /// | argument | shape |
 /// |---|---|
@@ -17,8 +17,8 @@
 ///
 /// The last stride of each view is 1.
 ///
-/// n is the number of elements of the row. The position of a row is n - 1, and its query is r. The library does not call
-/// the scaling for an empty row: logsumexp of an empty row is -inf.
+/// n is the number of elements of the row. The position of a row is n - 1, and its query is r. The library does not
+/// call the scaling for an empty row: logsumexp of an empty row is -inf.
 ///
 /// An executor distributes the rows among its threads, by elements. Results and gradients are bit-identical for every
 /// executor, and do not depend on other rows.

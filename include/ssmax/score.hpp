@@ -381,8 +381,9 @@ inline constexpr bool by_row<Bias<T>> = true;
 template <class T, class G>
 inline constexpr bool by_row<BiasGradient<T, G>> = true;
 
-/// z' = z + slope·matrix[batch, head, query, key], with one slope per head. ggml's `max_bias` computes the bias in this way
-/// from its mask. A dimension of stride 0 is broadcast. The last stride is 1 or 0. T is float, double, half or bfloat16.
+/// z' = z + slope·matrix[batch, head, query, key], with one slope per head. ggml's `max_bias` computes the bias in this
+/// way from its mask. A dimension of stride 0 is broadcast. The last stride is 1 or 0. T is float, double, half or
+/// bfloat16.
 ///
 /// Join the mask MatrixMask if the matrix has elements of -inf: 0·-inf is NaN, and a negative slope makes +inf of -inf.
 template <class T>

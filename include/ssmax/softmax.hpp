@@ -15,8 +15,9 @@
 /// | 4 | [batch, head, query, key] |
 ///
 /// You choose the strides. A last stride other than 1 computes rows along another dimension of a tensor: for logits
-/// [edge, head], `View<const float, 2>(z, {heads, edges}, {1, heads})` has a row per head. Rows of this kind are copied, with
-/// masked keys, to scratch and back in blocks, and results are bit-identical to those of a contiguous copy.
+/// [edge, head], `View<const float, 2>(z, {heads, edges}, {1, heads})` has a row per head. Rows of this kind are
+/// copied, with masked keys, to scratch and back in blocks, and results are bit-identical to those of a contiguous
+/// copy.
 ///
 /// Rows of float, half and bfloat16 are computed in float, rows of double in double. The sums run over the visible keys
 /// of the row (mask.hpp), and n is the number of visible keys. row.hpp defines the position of a row. Masked keys never
@@ -53,9 +54,9 @@
 ///
 /// `out` may be the memory of the logits. Otherwise `out` must not overlap the logits. Exception: `out` of logsumexp
 /// must never overlap the logits. Throws std::invalid_argument for every error, before anything is written. The
-/// functions do not allocate. Exception: for parameter gradients and more than one thread, or a last stride other than 1,
-/// the backward allocates 8 bytes per row. Exception: each thread allocates scratch for each view whose last stride is
-/// not 1, 256 KiB or 16 rows, whichever is larger.
+/// functions do not allocate. Exception: for parameter gradients and more than one thread, or a last stride other than
+/// 1, the backward allocates 8 bytes per row. Exception: each thread allocates scratch for each view whose last stride
+/// is not 1, 256 KiB or 16 rows, whichever is larger.
 #pragma once
 
 #include <concepts>

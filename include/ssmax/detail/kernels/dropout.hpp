@@ -1,5 +1,5 @@
-// Declares the kernels that drop weights of attention, and the random bits that they use: Philox-4x32-10 of Salmon, Moraes,
-// Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
+// Declares the kernels that drop weights of attention, and the random bits that they use: Philox-4x32-10 of Salmon,
+// Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
 #pragma once
 
 #include <array>
@@ -23,7 +23,8 @@ struct DropLanes {
 
 template <class T>
 struct DropoutKernels {
-  /// Computes x[i][·] = dropped ? 0 : x[i][·] · factor for keys [first, first + keys) of one vector. The next row is `group` numbers later.
+  /// Computes x[i][·] = dropped ? 0 : x[i][·] · factor for keys [first, first + keys) of one vector. The next row is
+  /// `group` numbers later.
   void (*drop)(T* x, index_t group, index_t first, index_t keys, const DropLanes& lanes, T factor);
   /// Sets dropped numbers in pairs of keys to 0: [key/2][group][2], from an even key on.
   void (*drop_pairs)(bfloat16* x, index_t group, index_t first, index_t keys, const DropLanes& lanes);

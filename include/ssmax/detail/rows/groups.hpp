@@ -75,8 +75,8 @@ void visit_groups(const QueryShape& shape, const M& mask, index_t batch, index_t
   }
 }
 
-/// Calls visit(group) for every group. Exception: if visit.of_call() exists, it is called for each call of the executor.
-/// The groups of the call are passed to its result, whose finish() is called after the groups of each head.
+/// Calls visit(group) for every group. Exception: if visit.of_call() exists, it is called for each call of the
+/// executor. The groups of the call are passed to its result, whose finish() is called after the groups of each head.
 template <class S, class M, class E, class Visit>
 void for_each_group(const QueryShape& shape, const M& mask, E& executor, const Visit& visit) {
   static_assert(

@@ -13,8 +13,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// Bytes of the scratch of one view, and lower bound of its rows. Blocks of rows are divided as calls of an executor are,
-/// at multiples of every target's vector length, so that results are bit-identical to those of contiguous rows.
+/// Bytes of the scratch of one view, and lower bound of its rows. Blocks of rows are divided as calls of an executor
+/// are, at multiples of every target's vector length, so that results are bit-identical to those of contiguous rows.
 inline constexpr index_t scratch_bytes = index_t{256} << 10, least_scratch_rows = 16;
 
 /// The views [batch, head, query, key] of a call. A view that is left out is null.
@@ -48,8 +48,8 @@ struct StridedMatrix {
   }
 };
 
-/// Copies a matrix, tile by tile. Reads rows of a tile and writes its columns, so that each cache line of either matrix is
-/// touched once: lines at a distance of 4 KiB share few places of a first-level cache.
+/// Copies a matrix, tile by tile. Reads rows of a tile and writes its columns, so that each cache line of either matrix
+/// is touched once: lines at a distance of 4 KiB share few places of a first-level cache.
 template <class T>
 void copy_matrix(StridedMatrix<const T> from, StridedMatrix<T> to, index_t rows, index_t columns) {
   constexpr index_t side = 16;
@@ -187,8 +187,8 @@ class StridedGroups {
   std::optional<Block> block_;  // if a last stride is not 1
 };
 
-/// Calls compute(views, group) for every group of views with any last stride. Each call of the executor has its own copy
-/// of `compute`, whose finish(), if it exists, is called before results are read.
+/// Calls compute(views, group) for every group of views with any last stride. Each call of the executor has its own
+/// copy of `compute`, whose finish(), if it exists, is called before results are read.
 template <class S, class M, class E, class X, class Y, std::size_t Inputs, class Compute>
 void for_each_group_of(const RowViews<X, Y, Inputs>& views, const QueryShape& shape, const M& mask,
                        E& executor, const Compute& compute) {

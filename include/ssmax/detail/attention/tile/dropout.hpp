@@ -33,8 +33,8 @@ class WeightDropper {
   /// Returns the factor of the weights that are kept.
   [[nodiscard]] Compute factor() const { return factor_; }
 
-  /// Multiplies numbers of one vector of queries by 0 or by the factor of the weights that are kept. x[0] belongs to key
-  /// `first`.
+  /// Multiplies numbers of one vector of queries by 0 or by the factor of the weights that are kept. x[0] belongs to
+  /// key `first`.
   void drop(Compute* x, index_t group, const QueryRow* rows, index_t width, index_t first, index_t keys) {
     take(rows, width);
     kernels_.drop(x, group, first, keys, lanes_, factor_);
