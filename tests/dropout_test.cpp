@@ -238,10 +238,14 @@ TEMPLATE_TEST_CASE("dropout over a cache, in parts, and of a sequence alone",
     CHECK(std::equal(whole.out.begin() + half_q, whole.out.end(), second.out.begin() + half_q,
                      [](T a, T b) { return static_cast<float>(a) == static_cast<float>(b); }));
 
-    const Plan plan(to(views, planned), 2, Causal{});
+    // The plan copies the seeds.
+    std::vector<std::uint64_t> refilled = seeds;
+    AttentionArguments<C> example = views;
+    example.dropout.seeds = refilled;
+    const Plan plan(to(example, planned), 2, Causal{});
+    refilled.assign(2, 0);
     const GuardedMemory memory(plan.bytes());
-    plan.run(to({.q = x.q_view(), .k = x.k_view(), .v = x.v_view(), .dropout = dropout}, planned),
-             memory.span(), Softmax{});
+    plan.run(to({.q = x.q_view(), .k = x.k_view(), .v = x.v_view()}, planned), memory.span(), Softmax{});
     CHECK(whole == planned);
   });
 }

@@ -297,9 +297,10 @@ class PagedKeys {
                          table_.entries(b));
     }
     KeyRange gap{0, 0};
-    for (index_t h = 0; h < table_.heads(); ++h) {
+    for (index_t h = 0; h < table_.heads() && pages > 0; ++h) {
+      const Index* const entries = table_.entry(b, h, 0);
       for (index_t i = 0; i < pages; ++i) {
-        const index_t page = table_.page(b, h, i);
+        const auto page = static_cast<index_t>(entries[i * table_.stride()]);
         if (page >= k_.extent(0))
           detail::fail_value("PagedKeys", "table", "has entry", page, "must be below the pages of k",
                              k_.extent(0));

@@ -15,8 +15,8 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// A plan: the work list of its calls. Owns the lengths of the sequences. Arguments is the type of the example that a
-/// plan is made of.
+/// A plan: the work list of its calls. Owns the lengths and the seeds of the sequences. Arguments is the type of the
+/// example that a plan is made of.
 template <class A, class Arguments>
 class PlanState {
  public:
@@ -29,6 +29,8 @@ class PlanState {
     for (const index_t number : lengths.queries()) queries_.push_back(number);
     for (const index_t number : lengths.keys()) keys_.push_back(number);
     options_.lengths = lengths.in(queries_, keys_);
+    for (const std::uint64_t seed : options_.dropout.seeds) seeds_.push_back(seed);
+    options_.dropout.seeds = seeds_;
     // Checks of an example read no element, so its tensors may be null.
     for (Rows* tensor : {static_cast<Rows*>(&options_.q), static_cast<Rows*>(&options_.k),
                          static_cast<Rows*>(&options_.v)}) {
@@ -104,6 +106,7 @@ class PlanState {
   Arguments options_;  // the example
   index_t threads_;
   std::vector<index_t> queries_, keys_;  // that options_.lengths refer to
+  std::vector<std::uint64_t> seeds_;     // that options_.dropout refers to
   Workspace memory_;                     // of the list
   WorkList<A> list_;
   Explanation explanation_{};

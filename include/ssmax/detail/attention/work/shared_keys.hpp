@@ -21,11 +21,16 @@ SSMAX_BEGIN_DETAIL
 /// The largest number of rows of a sequence that takes part. More rows read keys once for all of them.
 inline constexpr index_t most_sharing_rows = decode_rows;
 
-/// Returns whether sequences of a call may have shared keys.
+/// Returns whether sequences of a call may have shared keys: whole key chunks.
 template <class Compute>
 bool may_share(const Problem<Compute>& problem, const Result<Compute>& result) {
-  return problem.keys.find_shared_keys() != nullptr && problem.sequences() > 1 && !problem.rotates_keys() &&
-         problem.dropout.p <= 0 && result.state.shift.data_handle() == nullptr;
+  if (problem.keys.find_shared_keys() == nullptr || problem.sequences() < 2 || problem.rotates_keys() ||
+      problem.dropout.p > 0 || result.state.shift.data_handle() != nullptr)
+    return false;
+  for (index_t b = 0; b < problem.sequences(); ++b) {
+    if (problem.keys.length(b) >= key_chunk) return true;
+  }
+  return false;
 }
 
 /// A sequence that may share keys, with the memory of its first key.
