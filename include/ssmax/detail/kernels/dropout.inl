@@ -74,15 +74,29 @@ void drop_weights(typename S::Value* x, index_t group, index_t first, index_t ke
 
 template <class S>
 void drop_pairs(bfloat16* x, index_t group, index_t first, index_t keys, const DropLanes& lanes) {
-  for_each_eight<S>(lanes, first, keys,
-                    [&](const RandomWords<S>& words, index_t key, index_t end, index_t i) {
-                      for (; key < end; ++key, ++i) {
-                        bfloat16* const row = x + i / 2 * 2 * group + i % 2;
-                        for (index_t lane = 0; lane < S::width; ++lane) {
-                          if (words.bits(key, lane) < lanes.threshold) row[2 * lane] = bfloat16{};
-                        }
-                      }
-                    });
+  for_each_eight<S>(
+      lanes, first, keys, [&](const RandomWords<S>& words, index_t key, index_t end, index_t i) {
+        while (key < end) {
+          bfloat16* const row = x + i / 2 * 2 * group + i % 2;
+          if constexpr (requires { typename S::U; }) {
+            if (key % 2 == 0 && i % 2 == 0 && key + 1 < end) {
+              // The low half of a word belongs to the first key.
+              auto* const pair = reinterpret_cast<std::uint32_t*>(row);
+              const typename S::U word = S::load_u(words.word[key / 2]),
+                                  threshold = S::set_u(lanes.threshold << 16);
+              const auto low = S::below_u(S::shift_left_16(word), threshold),
+                         high = S::below_u(word, threshold);
+              S::store_u(pair, S::clear_u(S::clear_u(S::load_u(pair), low, 0xFFFF), high, 0xFFFF0000));
+              key += 2, i += 2;
+              continue;
+            }
+          }
+          for (index_t lane = 0; lane < S::width; ++lane) {
+            if (words.bits(key, lane) < lanes.threshold) row[2 * lane] = bfloat16{};
+          }
+          ++key, ++i;
+        }
+      });
 }
 
 template <class T>

@@ -138,6 +138,10 @@ struct F32 {
     return _mm256_castsi256_ps(_mm256_cmpgt_epi32(xor_u(b, top), xor_u(a, top)));
   }
   static U shift_left_16(U a) { return _mm256_slli_epi32(a, 16); }
+  // Clears bits where `where` is set.
+  static U clear_u(U x, M where, std::uint32_t bits) {
+    return _mm256_andnot_si256(_mm256_and_si256(_mm256_castps_si256(where), set_u(bits)), x);
+  }
 };
 
 struct F64 {

@@ -141,6 +141,10 @@ struct F32 {
   }
   static M below_u(U a, U b) { return static_cast<M>(~_mm512_cmple_epu32_mask(b, a)); }
   static U shift_left_16(U a) { return _mm512_slli_epi32(a, 16); }
+  // Clears bits where `where` is set.
+  static U clear_u(U x, M where, std::uint32_t bits) {
+    return _mm512_mask_andnot_epi32(x, where, set_u(bits), x);
+  }
 };
 
 struct F64 {
