@@ -54,8 +54,8 @@ void backward_accumulated(const Tensors& x, const Parameters& p) {
                      SSMax<float>{p.s, p.b}, Causal{}, Alibi{p.slopes});
 }
 
-// The loss of a step over 50,000 classes, with label smoothing. Writes the gradient over the logits. Rows with the target
-// -100 are ignored.
+// The loss of a step over 50,000 classes, with label smoothing. Rows with the target -100 are ignored. Writes the
+// gradient over the logits.
 CrossEntropy loss_of_step(View<float, 2> logits, std::span<const index_t> targets, ThreadPool& pool) {
   return cross_entropy<float>(logits, targets, logits, {.ignored = -100, .label_smoothing = 0.1}, pool);
 }

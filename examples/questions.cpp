@@ -1,6 +1,6 @@
-// docs/faq.md and docs/comparison.md show these calls: padding before a sequence, PyTorch's causal mask, rows of 8 bits with
-// factors of your own, a list of keys per query, the memory of a call, a function for C, and tensors of ggml. The program
-// compares the results with other calls, and the memory with the bounds of docs/guarantees.md.
+// docs/faq.md and docs/comparison.md show these calls: padding before a sequence, PyTorch's causal mask, rows of 8 bits
+// with factors of your own, a list of keys per query, the memory of a call, a function for C, and tensors of ggml. The
+// program compares the results with other calls, and the memory with the bounds of docs/guarantees.md.
 //
 // `questions time` prints the times of a mask by a function and of the same mask by a range.
 #include <algorithm>
@@ -42,7 +42,7 @@ void padded_before(const Tensors& x, std::span<const index_t> padding, const Rop
             LeftPadding{padding});
 }
 
-// The same over a cache: prompts with their padding, or new tokens. The rope counts the padding in positions of q and k.
+// The same over a cache: padded prompts, or new tokens. The rope counts the padding in the positions of q and k.
 void padded_before(KvCache<float>& cache, const Tensors& x, std::span<const index_t> padding,
                    const Rope<float>& rope) {
   cache.append(x.k, x.v, &rope);

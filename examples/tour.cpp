@@ -224,7 +224,7 @@ int main() {
     }
   }
   {
-    // Decode 700 tokens with positions inside the cache. The last output equals attention over the 516 stored tokens alone.
+    // Decode 700 tokens with positions inside the cache. The last output equals attention over the 516 stored tokens.
     constexpr index_t tokens = 700, kept = 516, d = 8;
     std::vector<float> qkv(3 * tokens * d), stored[3], out(kept * d), last(d);
     examples::Random random(4);
