@@ -54,6 +54,12 @@ void backward_accumulated(const Tensors& x, const Parameters& p) {
                      SSMax<float>{p.s, p.b}, Causal{}, Alibi{p.slopes});
 }
 
+// The loss of a step over 50,000 classes, with label smoothing. Rows with the target -100 are ignored. Writes the
+// gradient over the logits.
+CrossEntropy loss_of_step(View<float, 2> logits, std::span<const index_t> targets, ThreadPool& pool) {
+  return cross_entropy<float>(logits, targets, logits, {.ignored = -100, .label_smoothing = 0.1}, pool);
+}
+
 namespace {
 
 constexpr index_t kHeads = 2, kLength = 24, kWidth = 8, kCount = kHeads * kLength * kWidth;
@@ -64,11 +70,34 @@ std::vector<float> random_numbers(index_t count, examples::Random& random) {
   return numbers;
 }
 
+// Compares loss and gradient of two rows, one of them ignored, with the formula.
+void check_loss(examples::Check& check) {
+  constexpr index_t classes = 50'000, target = 7;
+  examples::Random random(2);
+  std::vector<float> logits = random_numbers(2 * classes, random);
+  double sum = 0, mean = 0;
+  for (index_t j = 0; j < classes; ++j) {
+    const auto z = static_cast<double>(logits[static_cast<std::size_t>(j)]);
+    sum += std::exp(z);
+    mean += z / static_cast<double>(classes);
+  }
+  const double lse = std::log(sum), z = static_cast<double>(logits[target]);
+  const std::vector<index_t> targets{target, -100};
+  ThreadPool pool(2);
+  const auto [loss, count] = loss_of_step({logits.data(), {2, classes}}, targets, pool);
+  check.holds("one row has a loss", count == 1);
+  check.near("the loss", loss, lse - 0.9 * z - 0.1 * mean, 1e-5);
+  check.near("dlogits of the target", static_cast<double>(logits[target]),
+             std::exp(z - lse) - 0.9 - 0.1 / static_cast<double>(classes), 1e-6);
+  check.holds("dlogits of the ignored row", logits.back() == 0);
+}
+
 }  // namespace
 
 int main() {
   examples::Check check;
   examples::Random random(1);
+  check_loss(check);
   const auto q = random_numbers(kCount, random), k = random_numbers(kCount, random),
              v = random_numbers(kCount, random), dout = random_numbers(kCount, random);
   std::vector<float> out(kCount), lse(kHeads * kLength), dq(kCount), dk(kCount), dv(kCount);

@@ -1,6 +1,6 @@
-// docs/faq.md and docs/comparison.md show these calls: padding before a sequence, PyTorch's causal mask, rows of 8 bits with
-// factors of your own, a list of keys per query, a function for C, and tensors of ggml. The program compares the results
-// with other calls.
+// docs/faq.md and docs/comparison.md show these calls: padding before a sequence, PyTorch's causal mask, rows of 8 bits
+// with factors of your own, a list of keys per query, the memory of a call, a function for C, and tensors of ggml. The
+// program compares the results with other calls, and the memory with the bounds of docs/guarantees.md.
 //
 // `questions time` prints the times of a mask by a function and of the same mask by a range.
 #include <algorithm>
@@ -39,6 +39,14 @@ struct LeftPadding {
 
 void padded_before(const Tensors& x, std::span<const index_t> padding, const Rope<float>& rope) {
   attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .rope = &rope}, SSMax<float>{0.43f},
+            LeftPadding{padding});
+}
+
+// The same over a cache: padded prompts, or new tokens. The rope counts the padding in the positions of q and k.
+void padded_before(KvCache<float>& cache, const Tensors& x, std::span<const index_t> padding,
+                   const Rope<float>& rope) {
+  cache.append(x.k, x.v, &rope);
+  attention({.q = x.q, .keys = cache, .out = x.out, .rope = &rope}, SSMax<float>{0.43f},
             LeftPadding{padding});
 }
 
@@ -92,6 +100,21 @@ void a_list_per_query(const View<const float, 4>& k, const View<const float, 4>&
                       const View<const float, 4>& q, const View<float, 4>& out) {
   const PagedKeys keys(k, v, PageTable(lists, lengths));
   attention({.q = entries(q), .keys = keys, .out = entries(out)}, Softmax{}, Full{});
+}
+
+struct Bytes {
+  std::size_t forward, backward;
+};
+
+// The workspace of a causal call and of its backward. Plans read extents and types only, so the pointers may be null.
+Bytes workspace_bytes(index_t heads, index_t kv_heads, index_t n, index_t d, index_t threads) {
+  const View<const float, 4> q(nullptr, {1, heads, n, d}), k(nullptr, {1, kv_heads, n, d});
+  const View<float, 4> dq(nullptr, {1, heads, n, d}), dk(nullptr, {1, kv_heads, n, d});
+  const View<const float, 3> lse(nullptr, {1, heads, n});
+  const Plan forward({.q = q, .k = k, .v = k}, threads, Causal{});
+  const BackwardPlan backward({.q = q, .k = k, .v = k, .out = q, .lse = lse},
+                              {.dout = q, .dq = dq, .dk = dk, .dv = dk}, threads, Causal{});
+  return {forward.bytes(), backward.bytes()};
 }
 
 // A function that C calls: packed qkv [tokens, 3·heads·d], one sequence. Returns 0, or 1 after an error.
@@ -194,6 +217,10 @@ void check_padding(examples::Check& check, examples::Random& random) {
   check.holds("padding before a sequence, by a range", difference(batch.out, expected.out) < 1e-5);
   padded_before_by_where(batch.tensors(), padding, rope);
   check.holds("padding before a sequence, by a function", difference(batch.out, expected.out) < 1e-4);
+  std::fill(batch.out.begin(), batch.out.end(), 1.0f);
+  KvCache<float> cache({.batch = 3, .kv_heads = kKvHeads, .width = kWidth, .capacity = 50});
+  padded_before(cache, batch.tensors(), padding, rope);
+  check.holds("padding before a sequence, over a cache", difference(batch.out, expected.out) < 1e-4);
 }
 
 void check_top_left(examples::Check& check, examples::Random& random) {
@@ -264,6 +291,17 @@ void check_lists(examples::Check& check, examples::Random& random) {
   check.holds("a list per query", difference(batch.out, expected.out) < 1e-5);
 }
 
+// The bounds of docs/guarantees.md, for the largest task of any target.
+void check_memory(examples::Check& check) {
+  for (const index_t d : {32, 64, 80, 128, 576}) {
+    const Bytes bytes = workspace_bytes(32, 32, 8192, d, 4);
+    const index_t rows = 8400, keys = 8192, forward = 1152 * 12 * d + 1200 * d + 200'000,
+                  backward = rows * (4 * d + 40) + keys * (8 * d + 1) + 4000 * d + 220'000;
+    check.holds("forward bytes", static_cast<index_t>(bytes.forward) <= 4 * forward);
+    check.holds("backward bytes", static_cast<index_t>(bytes.backward) <= 4 * backward);
+  }
+}
+
 void check_c(examples::Check& check, examples::Random& random) {
   constexpr int tokens = 20, heads = 2, d = 16;
   const std::vector<float> qkv = random_numbers(tokens * 3 * heads * d, random);
@@ -332,6 +370,7 @@ int main(int argc, char**) {
   check_top_left(check, random);
   check_eight_bits(check, random);
   check_lists(check, random);
+  check_memory(check);
   check_c(check, random);
   check_ggml(check, random);
   return check.exit_code();

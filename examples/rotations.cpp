@@ -17,7 +17,7 @@ Rope<float> llama_3_1(index_t positions) {
   return {{.width = 128, .theta = 500'000, .scaling = RopeScaling::llama3(8, 8192, 1, 4)}, positions};
 }
 
-// gpt-oss: YaRN with "truncate": false. The attention factor is g(1).
+// gpt-oss: YaRN with "truncate": false, and no attention factor in the configuration.
 Rope<float> gpt_oss(index_t positions) {
   return {{.width = 64,
            .theta = 150'000,
@@ -26,7 +26,7 @@ Rope<float> gpt_oss(index_t positions) {
           positions};
 }
 
-// Ministral 3: YaRN with "mscale": 1 and "mscale_all_dim": 1. The attention factor g(1) / g(1) is 1.
+// Ministral 3: YaRN with "mscale": 1 and "mscale_all_dim": 1. The attention factor is 1, the default.
 Rope<float> ministral_3(index_t positions) {
   return {{.width = 128, .theta = 1e6, .scaling = RopeScaling::yarn(16, 16'384)}, positions};
 }

@@ -33,7 +33,7 @@ void attend(const Server& server, const View<const float, 2>& q, const View<floa
                                {page, row, kWidth, 1}),
       v(server.pool.data() + page / 2, {kPages, kPageSize, kKvHeads, kWidth}, {page, row, kWidth, 1});
   const View<const std::int32_t, 2> table(server.table.data(), {2, 8});
-  const PagedKeys keys(k, v, PageTable<std::int32_t>(table, server.lengths));
+  const PagedKeys keys(k, v, PageTable(table, server.lengths));
 
   const std::vector<index_t> cumulative{0, 40, 41};
   attention({.q = heads_view(q, kHeads),

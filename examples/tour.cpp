@@ -1,4 +1,5 @@
 // docs/get_started.md and the guides show these functions. The program compares ds with differences of a loss.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <span>
@@ -81,6 +82,27 @@ void next_of_stream(KvCache<float>& ring, View<const float, 4> q, View<const flo
                     const Rope<float>& rope) {
   ring.append(k, v, &rope);  // one position
   attention({.q = q, .keys = ring, .out = out, .rope = &rope}, SSMax<float>{s}, SlidingWindow{511, 0, 4});
+}
+
+// Positions inside the cache, as in StreamingLLM: 0 to first + window - 1. For one new token per call.
+struct CachePositions {
+  index_t first, window;
+
+  // The number of keys between the first keys and the window.
+  index_t gap(const Query& query) const { return std::max<index_t>(query.shape.keys - first - window, 0); }
+  KeyRange keys(const Query& query) const { return {0, query.position() + 1}; }
+  index_t query_position(const Query& query) const { return query.position() - gap(query); }
+  index_t key_position(const Query& query, index_t key) const {
+    return key < first ? key : std::max(first, key - gap(query));
+  }
+};
+
+// The tables of the rope need first + window positions. The call rotates all keys of the ring.
+void next_of_endless_stream(KvCache<float>& ring, View<const float, 4> q, View<const float, 4> k,
+                            View<const float, 4> v, View<float, 4> out, const Rope<float>& rope) {
+  ring.append(k, v);
+  attention({.q = q, .keys = ring, .out = out, .rope = &rope, .rotate_source_keys = true},
+            SlidingWindow{511, 0, 4} & CachePositions{4, 512});
 }
 
 namespace {
@@ -199,6 +221,32 @@ int main() {
     for (std::size_t i = 0; i < last.size(); ++i) {
       check.near("the last token of a stream", static_cast<double>(last[i]),
                  static_cast<double>(out[out.size() - last.size() + i]), 1e-5);
+    }
+  }
+  {
+    // Decode 700 tokens with positions inside the cache. The last output equals attention over the 516 stored tokens.
+    constexpr index_t tokens = 700, kept = 516, d = 8;
+    std::vector<float> qkv(3 * tokens * d), stored[3], out(kept * d), last(d);
+    examples::Random random(4);
+    for (float& value : qkv) value = random.standard();
+    const Rope<float> rope({.width = d}, kept);
+    const auto row = [&](index_t tensor, index_t token) {
+      return View<const float, 4>(qkv.data() + (tensor * tokens + token) * d, {1, 1, 1, d});
+    };
+    KvCache<float> ring = ring_of(1, d);
+    for (index_t token = 0; token < tokens; ++token) {
+      next_of_endless_stream(ring, row(0, token), row(1, token), row(2, token), {last.data(), {1, 1, 1, d}},
+                             rope);
+      if (token >= 4 && token < tokens - 512) continue;
+      for (index_t i = 0; i < 3; ++i)
+        stored[i].insert(stored[i].end(), &row(i, token)(0, 0, 0, 0), &row(i, token)(0, 0, 0, 0) + d);
+    }
+    const auto all = [&](index_t i) { return View<const float, 4>(stored[i].data(), {1, 1, kept, d}); };
+    attention({.q = all(0), .k = all(1), .v = all(2), .out = {out.data(), {1, 1, kept, d}}, .rope = &rope},
+              Causal{});
+    for (std::size_t i = 0; i < last.size(); ++i) {
+      const float same = out[out.size() - d + i];
+      check.holds("the last token, with positions inside the cache", std::abs(last[i] - same) < 1e-6f);
     }
   }
   {

@@ -236,8 +236,8 @@ SSMAX_MISTAKES_OF(attention_backward, Communicator&, const Layout&,
                   const std::type_identity_t<AttentionGradients<detail::ComputeOr<A>>>&)
 
 /// Appends new positions to the cache of this rank, which holds the rank's positions of the layout, in their order. The
-/// tensors k and v [batch, kv_heads, new, channels] hold all of the rank's positions from `first` of the sequence on.
-/// With a rope, rotates keys to their positions in the sequence. A local call. Throws std::invalid_argument if the
+/// tensors k and v [batch, kv_heads, new, channels] hold the positions [first, first + new) of the sequence, those of
+/// other ranks included. With a rope, rotates keys to their positions in the sequence. A local call. Throws std::invalid_argument if the
 /// layout lacks the positions, the cache lacks earlier positions of the rank, or a tensor does not fit. The cache is
 /// then unchanged.
 template <class K, class V>
