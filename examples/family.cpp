@@ -182,9 +182,9 @@ int main() {
       return static_cast<double>(sinks[static_cast<std::size_t>(head)]);
     };
     const auto c = [&](index_t head, index_t i) { return s_of(head) * ln(i + 1); };
-    attention({.q = q, .k = k, .v = v, .out = out, .sinks = sinks}, SSMax<float>{s}, Causal{});
+    attention({.q = q, .k = k, .v = v, .out = out, .sinks = sinks}, Causal{});
     is("sinks",
-       expected(of_q, of_k, of_v, from_0, c, {}, [&](index_t head, double) { return sink_of(head); }));
+       expected(of_q, of_k, of_v, from_0, one, {}, [&](index_t head, double) { return sink_of(head); }));
     attention({.q = q, .k = k, .v = v, .out = out, .sinks = sinks, .scaled_sinks = true}, SSMax<float>{s},
               Causal{});
     is("scaled sinks", expected(of_q, of_k, of_v, from_0, c, {},
