@@ -55,8 +55,8 @@
 /// `out` may be the memory of the logits. Otherwise `out` must not overlap the logits. Exception: `out` of logsumexp
 /// must never overlap the logits. Throws std::invalid_argument for every error, before anything is written. The
 /// functions do not allocate. Exception: for parameter gradients and more than one thread, or a last stride other than
-/// 1, the backward allocates 8 bytes per row. Exception: each thread allocates scratch for each view whose last stride
-/// is not 1, 256 KiB or 16 rows, whichever is larger.
+/// 1, the backward allocates 8 bytes per row. Exception: if a last stride is not 1, each thread allocates scratch for
+/// each view, 256 KiB or 16 rows, whichever is larger.
 #pragma once
 
 #include <concepts>
@@ -122,16 +122,17 @@ void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scal
 template <class X, class Y, class Division, class S, class E, class Compute>
 void each_row(const RowViews<X, Y, 1>& all, const Division& rows, const S& scaling, E& executor, float masked,
               const Compute& compute) {
-  for_each_group_of(all, rows, executor, [&](const RowViews<X, Y, 1>& views, const RowGroup& group) {
-    const double c = multiplier_of(scaling, group);
-    for (index_t r = 0; r < group.rows; ++r) {
-      Y* to = group.first(views.out, r);
-      fill_masked(to, group.elements.size(), group.keys, masked);
-      if (group.keys.size() == 0) continue;
-      const X* from = group.first(views.in[0], r) + group.keys.begin;
-      compute(from, group.keys.size(), c, to + group.keys.begin);
-    }
-  });
+  for_each_group_of(all, rows, executor,
+                    [&](const RowViews<X, Y, 1>& views, const RowGroup& group) SSMAX_INLINE_LAMBDA {
+                      const double c = multiplier_of(scaling, group);
+                      for (index_t r = 0; r < group.rows; ++r) {
+                        Y* to = group.first(views.out, r);
+                        fill_masked(to, group.elements.size(), group.keys, masked);
+                        if (group.keys.size() == 0) continue;
+                        const X* from = group.first(views.in[0], r) + group.keys.begin;
+                        compute(from, group.keys.size(), c, to + group.keys.begin);
+                      }
+                    });
 }
 
 template <class X, class Y, class S, class M, class E>
@@ -163,17 +164,19 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
   check_no_overlap("logsumexp", "out", results, "logits", logits);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
-  for_each_group_of(Views{{logits}, {}}, rows, executor, [&](const Views& views, const RowGroup& group) {
-    const double c = multiplier_of(scaling, group);
-    for (index_t r = 0; r < group.rows; ++r) {
-      double value = -std::numeric_limits<double>::infinity();
-      if (group.keys.size() > 0) {
-        const X* from = group.first(views.in[0], r);
-        value = compiled::logsumexp_row(kernels, from + group.keys.begin, group.keys.size(), c);
-      }
-      out(group.row.batch, group.row.head, group.row.query + r) = static_cast<Y>(static_cast<T>(value));
-    }
-  });
+  for_each_group_of(
+      Views{{logits}, {}}, rows, executor,
+      [&](const Views& views, const RowGroup& group) SSMAX_INLINE_LAMBDA {
+        const double c = multiplier_of(scaling, group);
+        for (index_t r = 0; r < group.rows; ++r) {
+          double value = -std::numeric_limits<double>::infinity();
+          if (group.keys.size() > 0) {
+            const X* from = group.first(views.in[0], r);
+            value = compiled::logsumexp_row(kernels, from + group.keys.begin, group.keys.size(), c);
+          }
+          out(group.row.batch, group.row.head, group.row.query + r) = static_cast<Y>(static_cast<T>(value));
+        }
+      });
 }
 
 }  // namespace detail
@@ -289,32 +292,35 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   using C = ComputeType<T>;
   const SoftmaxGradientKernels<C> tables{kernels<RowKernels<C>>(), kernels<DotKernels<C>>(),
                                          kernels<RowGradientKernels<C>>()};
-  for_each_group_of(all, division, executor, [&](const GradientViews<T>& views, const RowGroup& group) {
-    const auto& [out, dout, logits] = views.in;
-    const auto first = [&](const auto& view) { return group.first(view) + group.keys.begin; };
-    const GradientRows<T> work{.out = first(out),
-                               .dout = first(dout),
-                               .logits = wants_gradients ? first(logits) : nullptr,
-                               .dlogits = first(views.out),
-                               .out_stride = out.stride(2),
-                               .dout_stride = dout.stride(2),
-                               .logits_stride = logits.stride(2),
-                               .dlogits_stride = views.out.stride(2),
-                               .rows = group.rows,
-                               .n = group.keys.size()};
-    double dc = 0;
-    if (work.n > 0) {
-      const auto c = static_cast<double>(scaling(group.row));
-      dc = gradient(tables, work, c, dc_of_rows.empty() ? nullptr : dc_of(group.row));
-    }
-    if (work.n < group.elements.size()) {
-      for (index_t r = 0; r < group.rows; ++r)
-        fill_masked(group.first(views.out, r), group.elements.size(), group.keys, 0.0f);
-    }
-    if constexpr (wants_gradients) {
-      if (work.n > 0 && dc_of_rows.empty()) scaling.accumulate(group.row, dc);
-    }
-  });
+  for_each_group_of(
+      all, division, executor, [&](const GradientViews<T>& views, const RowGroup& group) SSMAX_INLINE_LAMBDA {
+        const auto& [out, dout, logits] = views.in;
+        const auto first = [&](const auto& view) { return group.first(view) + group.keys.begin; };
+        // A compiler that knows the number of rows then stores zeros, which takes less time than strides.
+        const auto stride = [&](const auto& view) { return group.rows == 1 ? 0 : view.stride(2); };
+        const GradientRows<T> work{.out = first(out),
+                                   .dout = first(dout),
+                                   .logits = wants_gradients ? first(logits) : nullptr,
+                                   .dlogits = first(views.out),
+                                   .out_stride = stride(out),
+                                   .dout_stride = stride(dout),
+                                   .logits_stride = stride(logits),
+                                   .dlogits_stride = stride(views.out),
+                                   .rows = group.rows,
+                                   .n = group.keys.size()};
+        double dc = 0;
+        if (work.n > 0) {
+          const auto c = static_cast<double>(scaling(group.row));
+          dc = gradient(tables, work, c, dc_of_rows.empty() ? nullptr : dc_of(group.row));
+        }
+        if (work.n < group.elements.size()) {
+          for (index_t r = 0; r < group.rows; ++r)
+            fill_masked(group.first(views.out, r), group.elements.size(), group.keys, 0.0f);
+        }
+        if constexpr (wants_gradients) {
+          if (work.n > 0 && dc_of_rows.empty()) scaling.accumulate(group.row, dc);
+        }
+      });
   if constexpr (wants_gradients) {
     if (dc_of_rows.empty()) return;
     Serial serial;

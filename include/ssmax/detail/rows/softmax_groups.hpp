@@ -50,7 +50,7 @@ class SoftmaxGroups {
   SoftmaxGroups(const SoftmaxKernels<T>& kernels, const S& scaling, bool collects)
       : kernels_(kernels), scaling_(scaling), collects_(collects), lone_rows_(kernels) {}
 
-  void operator()(const RowViews<X, Y, 1>& views, const RowGroup& group) {
+  SSMAX_INLINE void operator()(const RowViews<X, Y, 1>& views, const RowGroup& group) {
     const View<const X, 4>& logits = views.in[0];
     const View<Y, 4>& out = views.out;
     const index_t columns = group.elements.size();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -82,18 +83,16 @@ class RowBlock {
   using Element = std::remove_const_t<T>;
 
  public:
-  /// Returns the block with last stride 1. Exception: returns a null view itself.
+  /// Returns the block with last stride 1: in scratch, unless the view has last stride 1. Exception: returns a null view
+  /// itself.
   View<T, 4> contiguous(const View<T, 4>& view, const RowGroup& first, index_t rows, index_t columns,
-                        index_t capacity) {
+                        std::byte* scratch) {
     if (view.data_handle() == nullptr) return view;
     origin_ = {row_of(view, first.batch, first.head, first.query) + first.elements.begin * view.stride(3),
                {1, 1, rows, columns},
                {0, 0, view.stride(2), view.stride(3)}};
     if (has_contiguous_rows(view)) return origin_;
-    if (scratch_ == nullptr) {
-      const auto bytes = static_cast<std::size_t>(capacity) * sizeof(Element);
-      scratch_ = reinterpret_cast<Element*>(memory_.reserve(bytes));
-    }
+    scratch_ = reinterpret_cast<Element*>(scratch);
     return View<Element, 4>(scratch_, origin_.extents());
   }
   void load() {
@@ -113,7 +112,6 @@ class RowBlock {
   bool is_copied() const { return scratch_ != nullptr; }
 
   View<T, 4> origin_;
-  Workspace memory_;
   Element* scratch_ = nullptr;
 };
 
@@ -131,19 +129,15 @@ class StridedGroups {
     const index_t fitting = scratch_bytes / row_bytes / least_scratch_rows * least_scratch_rows;
     block_->longest = std::min(std::max(fitting, least_scratch_rows), shape.queries);
     block_->capacity = block_->longest * shape.keys;
+    // One allocation for all views: glibc would return the memory of several ones to the system after each call.
+    const std::size_t bytes = static_cast<std::size_t>(block_->capacity) * std::max(sizeof(X), sizeof(Y));
+    block_->bytes_of_view = (bytes + 63) / 64 * 64;
+    block_->scratch = block_->memory.reserve((Inputs + 1) * block_->bytes_of_view);
   }
 
-  void operator()(const RowGroup& group) {
-    if (!block_) return compute_(views_, group);
-    RowGroup part = group;
-    for (index_t left = group.rows; left > 0; left -= part.rows, part.query += part.rows) {
-      part.rows = std::min(left, block_->longest);
-      part.row.query = group.row.query + part.query - group.query;
-      const index_t size = part.rows * group.elements.size();
-      if (block_->size + size > block_->capacity) compute_block();
-      block_->groups.push_back(part);
-      block_->size += size;
-    }
+  SSMAX_INLINE void operator()(const RowGroup& group) {
+    if (block_) return collect(group);
+    compute_(views_, group);
   }
 
   void finish() {
@@ -159,22 +153,38 @@ class StridedGroups {
     index_t longest = 0;             // upper bound of a group's rows
     std::array<RowBlock<const X>, Inputs> in;
     RowBlock<Y> out;
+    Workspace memory;
+    std::byte* scratch = nullptr;
+    std::size_t bytes_of_view = 0;
   };
+
+  /// Takes a copy, so that compilers keep the members of a group in registers.
+  void collect(RowGroup group) {
+    RowGroup part = group;
+    for (index_t left = group.rows; left > 0; left -= part.rows, part.query += part.rows) {
+      part.rows = std::min(left, block_->longest);
+      part.row.query = group.row.query + part.query - group.query;
+      const index_t size = part.rows * group.elements.size();
+      if (block_->size + size > block_->capacity) compute_block();
+      block_->groups.push_back(part);
+      block_->size += size;
+    }
+  }
 
   void compute_block() {
     Block& block = *block_;
     const RowGroup first = block.groups.front(), &last = block.groups.back();
     const index_t rows = last.query + last.rows - first.query,
                   columns = last.elements.end - first.elements.begin;
-    const auto contiguous = [&](auto& copy, const auto& view) {
-      return copy.contiguous(view, first, rows, columns, block.capacity);
+    const auto contiguous = [&](auto& copy, const auto& view, std::size_t i) {
+      return copy.contiguous(view, first, rows, columns, block.scratch + i * block.bytes_of_view);
     };
     RowViews<X, Y, Inputs> views;
     for (std::size_t i = 0; i < Inputs; ++i) {
-      views.in[i] = contiguous(block.in[i], views_.in[i]);
+      views.in[i] = contiguous(block.in[i], views_.in[i], i);
       block.in[i].load();
     }
-    views.out = contiguous(block.out, views_.out);
+    views.out = contiguous(block.out, views_.out, Inputs);
     for (RowGroup& group : block.groups) {
       group.batch = group.head = 0;
       group.query -= first.query;
