@@ -1,26 +1,19 @@
-// Rows of different lengths that are packed into one dimension: against long double, bit-identical for every executor
-// and in place, and errors.
+// Rows of different lengths that are packed into one dimension: against long double, bit-identical for every executor,
+// for any last stride and in place, and errors.
 
-#include "reference.hpp"
 #include "refusal.hpp"
-#include "same_bits.hpp"
+#include "row_calls.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"
-#include "test_executors.hpp"
 
 namespace packed_rows_test {
 
 using namespace ssmax;
 using reference::Real;
+using row_calls::Layout;
+using row_calls::OwnMultiplier;
 
 constexpr index_t heads = 2;
-
-/// A multiplier per row, of both signs, which depends on every number of the row.
-struct OwnMultiplier {
-  double operator()(const PlacedRow& row) const {
-    return (row.query % 3 == 0 ? -0.5 : 0.75) + 1 / static_cast<double>(2 + row.position + row.head);
-  }
-};
 
 /// Boundaries of rows: empty ones, short ones of all lengths, and some that are longer than short kernels take.
 std::vector<std::int32_t> boundaries(index_t rows) {
@@ -33,51 +26,19 @@ std::vector<std::int32_t> boundaries(index_t rows) {
 }
 
 template <class T>
-struct Results {
-  using C = ssmax::detail::ComputeType<T>;
-  std::vector<T> y, log_y, dz, log_dz;
-  std::vector<C> lse, ds = std::vector<C>(heads), db = ds;
-
-  Results(std::size_t elements, std::size_t rows) : y(elements), log_y(y), dz(y), log_dz(y), lse(rows) {}
-};
-
-template <class T>
-struct Problem {
+struct Problem : row_calls::Problem<T, 2, 2> {
   std::vector<std::int32_t> begins;
-  std::vector<T> z, dout;
 
-  explicit Problem(index_t rows)
-      : begins(boundaries(rows)),
-        z(reference::normals<T>(static_cast<std::size_t>(heads * begins.back()), 1, 2)),
-        dout(reference::normals<T>(z.size(), 2)) {}
+  explicit Problem(std::vector<std::int32_t> ends)
+      : row_calls::Problem<T, 2, 2>(Layout<2>({heads, ends.back()}),
+                                    Layout<2>({heads, std::ssize(ends) - 1})),
+        begins(std::move(ends)) {
+    this->z = reference::normals<T>(this->z.size(), 1, 2);
+  }
+  explicit Problem(index_t row_count) : Problem(boundaries(row_count)) {}
 
   index_t elements() const { return begins.back(); }
-  index_t rows() const { return std::ssize(begins) - 1; }
-  template <class U>
-  View<U, 2> view(U* data) const {
-    return {data, {heads, elements()}};
-  }
-
-  template <class S, class G, class E>
-  Results<T> computed(const S& scaling, const G& gradient, E&& executor) const {
-    Results<T> r(z.size(), static_cast<std::size_t>(heads * rows()));
-    const RaggedRows ragged(begins);
-    softmax(view(z.data()), view(r.y.data()), scaling, ragged, executor);
-    log_softmax(view(z.data()), view(r.log_y.data()), scaling, ragged, executor);
-    logsumexp(view(z.data()), View<typename Results<T>::C, 2>(r.lse.data(), {heads, rows()}), scaling, ragged,
-              executor);
-    const auto in = [&](const std::vector<T>& v) { return view(v.data()); };
-    softmax_backward<T, 2>({in(r.y), in(dout), in(z), view(r.dz.data())}, gradient(r), ragged, executor);
-    log_softmax_backward<T, 2>({in(r.log_y), in(dout), in(z), view(r.log_dz.data())}, gradient(r), ragged,
-                               executor);
-    return r;
-  }
-};
-
-template <class C>
-struct LearntSSMax {
-  std::array<C, heads> s{C(0.4), C(-0.3)}, b{C(0.1), C(0.9)};
-  SSMax<C> scaling() const { return SSMax<C>{s, b}; }
+  RaggedRows ragged() const { return RaggedRows(begins); }
 };
 
 /// Returns the largest error of a result, relative to 1 + abs(expected).
@@ -99,10 +60,8 @@ TEMPLATE_TEST_CASE("packed rows against long double", "[softmax][ragged]", float
   for_each_target([&](const std::string& target) {
     for (const index_t rows : {0, 1, 2, 23, 97}) {
       const Problem<T> problem(rows);
-      const LearntSSMax<C> learnt;
-      const Results<T> r = problem.computed(
-          learnt.scaling(), [&](Results<T>& to) { return learnt.scaling().gradient(to.ds, to.db); },
-          Serial{});
+      const row_calls::Learnt<C> learnt(heads);
+      const row_calls::Results<T> r = problem.computed(learnt.scaling(), problem.ragged());
       Real worst = 0, ds[heads] = {}, db[heads] = {}, size = 1;
       for (index_t head = 0; head < heads; ++head) {
         for (index_t row = 0; row < rows; ++row) {
@@ -141,57 +100,32 @@ TEMPLATE_TEST_CASE("packed rows against long double", "[softmax][ragged]", float
   });
 }
 
-template <class T>
-void check_same(const Results<T>& a, const Results<T>& b) {
-  CHECK(same_bits(a.y, b.y));
-  CHECK(same_bits(a.log_y, b.log_y));
-  CHECK(same_bits(a.lse, b.lse));
-  CHECK(same_bits(a.dz, b.dz));
-  CHECK(same_bits(a.log_dz, b.log_dz));
-  CHECK(same_bits(a.ds, b.ds));
-  CHECK(same_bits(a.db, b.db));
-}
-
-TEMPLATE_TEST_CASE("packed rows are bit-identical for every executor", "[softmax][ragged][threads]", float,
-                   half) {
+TEMPLATE_TEST_CASE("packed rows are bit-identical for every executor and layout",
+                   "[softmax][ragged][threads]", float, half) {
   using T = TestType;
   for_each_target([&](const std::string& target) {
-    for (const index_t rows : {1, 7, 500}) {
+    for (const index_t rows : {0, 1, 7, 500}) {
       CAPTURE(target, rows);
       Problem<T> problem(rows);
       // Rows that need the general path.
       for (std::size_t i = 500; i < problem.z.size(); i += 977)
         problem.z[i] = T(i % 2 == 0 ? std::numeric_limits<float>::quiet_NaN() : 6e4f);
-      const LearntSSMax<float> learnt;
-      const auto gradient = [&](Results<T>& to) { return learnt.scaling().gradient(to.ds, to.db); };
-      const Results<T> expected = problem.computed(learnt.scaling(), gradient, Serial{});
-      for (const index_t threads : {2, 7, 100})
-        check_same(expected, problem.computed(learnt.scaling(), gradient, test_executors::Reverse{threads}));
-      ThreadPool pool(3);
-      check_same(expected, problem.computed(learnt.scaling(), gradient, pool));
+      const row_calls::Problem<T, 2, 2>& calls = problem;
+      check_executors(calls, problem.ragged());
+      // [element, head] in memory, with a gap after each element.
+      check_layout(calls, Layout<2>(calls.in.extents, {1, heads + 1}), problem.ragged());
     }
   });
 }
 
-TEST_CASE("packed rows in place, and each row as a call of its own", "[softmax][ragged]") {
+TEST_CASE("packed rows and each row as a call of its own", "[softmax][ragged]") {
   for_each_target([&](const std::string& target) {
-    const Problem<float> problem(97);
-    const auto no_gradient = [](Results<float>&) { return OwnMultiplier{}; };
-    const Results<float> expected = problem.computed(OwnMultiplier{}, no_gradient, Serial{});
-    std::vector<float> y = problem.z, dz = problem.dout;
-    const RaggedRows ragged(problem.begins);
-    softmax(problem.view(y.data()), problem.view(y.data()), OwnMultiplier{}, ragged);
-    // z is left out: no scaling reads it.
-    softmax_backward<float, 2>({.out = problem.view<const float>(y.data()),
-                                .dout = problem.view<const float>(dz.data()),
-                                .dlogits = problem.view(dz.data())},
-                               OwnMultiplier{}, ragged);
     CAPTURE(target);
-    CHECK(same_bits(y, expected.y));
-    CHECK(same_bits(dz, expected.dz));
+    const Problem<float> problem(97);
+    const std::vector<float> y = problem.computed(OwnMultiplier{}, problem.ragged()).y;
     bool is_close = true;
     for (index_t head = 0; head < heads; ++head) {
-      for (index_t row = 0; row < problem.rows(); ++row) {
+      for (index_t row = 0; row < 97; ++row) {
         const index_t begin = problem.begins[static_cast<std::size_t>(row)],
                       n = problem.begins[static_cast<std::size_t>(row) + 1] - begin;
         const auto scaling = [&](const Row& own) {
@@ -202,7 +136,7 @@ TEST_CASE("packed rows in place, and each row as a call of its own", "[softmax][
         const auto first = static_cast<std::size_t>(head * problem.elements() + begin);
         softmax(View<const float, 1>(problem.z.data() + first, {n}), View<float, 1>(alone), scaling);
         for (std::size_t i = 0; i < alone.size(); ++i)
-          is_close = is_close && reference::relative_difference(alone[i], expected.y[first + i]) < 1e-6;
+          is_close = is_close && reference::relative_difference(alone[i], y[first + i]) < 1e-6;
       }
     }
     CHECK(is_close);
@@ -238,15 +172,10 @@ TEST_CASE("errors of packed rows", "[softmax][ragged][errors]") {
   refuses({"ssmax::RaggedRows: begins falls from 3 to 2 in row 1"}, {0, 3, 2, 5});
   refuses({"ssmax::RaggedRows: begins ends with 4, elements are 5"}, {0, 4});
   const std::vector<index_t> one_row{0, 5};
-  check_refused({"ssmax::logsumexp: out has extent 2, rows are 1"},
+  check_refused({"ssmax::logsumexp: out has extent 2 in dimension 2, RaggedRows has 1"},
                 [&] { logsumexp(in, View<float, 1>(lse), Softmax{}, RaggedRows(one_row)); });
   check_refused({"ssmax::softmax: out has extent 4 in dimension"},
                 [&] { softmax(in, View<float, 1>(y.data(), {4}), Softmax{}, RaggedRows(one_row)); });
-  const std::vector<index_t> two{0, 2};
-  check_refused({"ssmax::softmax: out has last stride 2, must be 1"}, [&] {
-    softmax(View<const float, 1>(z.data(), {2}), View<float, 1>(y.data(), {2}, {2}), Softmax{},
-            RaggedRows(two));
-  });
   CHECK(y == std::vector<float>(5, 7));
 }
 

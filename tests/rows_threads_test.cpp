@@ -1,126 +1,49 @@
 // Functions over rows with an executor: the same bits as without one, whoever makes the calls, for every
 // mask; the sums that a scaling learns as well.
 
-#include <ssmax/detail/attention/terms/any_executor.hpp>
-
 #include "allocation_count.hpp"
-#include "reference.hpp"
-#include "same_bits.hpp"
+#include "row_calls.hpp"
 #include "target_scope.hpp"
 #include "test.hpp"
-#include "test_executors.hpp"
 
 namespace rows_threads_test {
 
-using namespace ssmax;
-using ssmax::shared::AnyExecutor;
-using test_executors::Reverse;
-
-struct Shape {
-  index_t batch, heads, queries, keys;
-  std::array<index_t, 4> extents() const { return {batch, heads, queries, keys}; }
-  index_t rows() const { return batch * heads * queries; }
-};
-
-template <class T>
-struct Result {
-  using C = ssmax::detail::ComputeType<T>;
-
-  std::vector<T> y, log_y, dz, log_dz;
-  std::vector<C> lse, ds, db;
-
-  explicit Result(const Shape& s)
-      : y(static_cast<std::size_t>(s.rows() * s.keys)),
-        log_y(y),
-        dz(y),
-        log_dz(y),
-        lse(static_cast<std::size_t>(s.rows())),
-        ds(static_cast<std::size_t>(s.heads)),
-        db(ds) {}
-};
-
-/// Erased, the executor does not make each function be compiled once more.
-template <class T, class M>
-Result<T> run(const Shape& shape, const std::vector<T>& logits, const M& mask, const AnyExecutor& executor) {
-  using C = ssmax::detail::ComputeType<T>;
-  Result<T> result(shape);
-  const std::vector<T> dout = reference::normals<T>(logits.size(), 3);
-  std::vector<C> s, b;
-  for (index_t h = 0; h < shape.heads; ++h) {
-    s.push_back(static_cast<C>(0.3) + static_cast<C>(h));
-    b.push_back(static_cast<C>(0.1) - static_cast<C>(h));
-  }
-  const ssmax::SSMax<C> scaling{s, b};
-  const auto in = [&](const std::vector<T>& v) { return View<const T, 4>(v.data(), shape.extents()); };
-  const auto to = [&](std::vector<T>& v) { return View<T, 4>(v.data(), shape.extents()); };
-  ssmax::softmax(in(logits), to(result.y), scaling, mask, executor);
-  ssmax::log_softmax(in(logits), to(result.log_y), scaling, mask, executor);
-  ssmax::logsumexp(in(logits), View<C, 3>(result.lse.data(), {shape.batch, shape.heads, shape.queries}),
-                   scaling, mask, executor);
-  ssmax::softmax_backward<T, 4>(
-      {.out = in(result.y), .dout = in(dout), .logits = in(logits), .dlogits = to(result.dz)},
-      scaling.gradient(result.ds, result.db), mask, executor);
-  ssmax::log_softmax_backward<T, 4>(
-      {.out = in(result.log_y), .dout = in(dout), .logits = in(logits), .dlogits = to(result.log_dz)},
-      scaling.gradient(result.ds, result.db), mask, executor);
-  return result;
-}
-
-template <class T>
-void compare(const Result<T>& a, const Result<T>& b) {
-  CHECK(same_bits(a.y, b.y));
-  CHECK(same_bits(a.log_y, b.log_y));
-  CHECK(same_bits(a.lse, b.lse));
-  CHECK(same_bits(a.dz, b.dz));
-  CHECK(same_bits(a.log_dz, b.log_dz));
-  CHECK(same_bits(a.ds, b.ds));
-  CHECK(same_bits(a.db, b.db));
-}
-
-template <class T, class M>
-void check_mask(const std::string& name, const Shape& shape, const std::vector<T>& logits, const M& mask) {
-  INFO(name);
-  ssmax::Serial serial;
-  const Result<T> expected = run(shape, logits, mask, AnyExecutor(serial));
-  for (const index_t threads : {2, 7, 100}) {
-    INFO(threads << " threads, last call first");
-    Reverse reverse{threads};
-    compare(expected, run(shape, logits, mask, AnyExecutor(reverse)));
-  }
-  ssmax::ThreadPool pool(3);
-  compare(expected, run(shape, logits, mask, AnyExecutor(pool)));
-}
-
-/// Rows in and out of the usual: some logits are too large for a kernel of short rows, some rows are NaN.
-template <class T>
-std::vector<T> draw_logits(const Shape& shape) {
-  std::vector<T> logits = reference::normals<T>(static_cast<std::size_t>(shape.rows() * shape.keys), 1);
-  for (index_t row = 0; row < shape.rows(); ++row) {
-    const auto first = static_cast<std::size_t>(row * shape.keys);
-    if (row % 67 == 62) logits[first] = T(std::numeric_limits<float>::quiet_NaN());
-    if (row % 131 == 70) logits[first] = T(3e7f);
-  }
-  return logits;
-}
+using row_calls::Layout;
+using ssmax::index_t;
+using ssmax::View;
 
 TEMPLATE_TEST_CASE("rows have the same bits for every executor", "[softmax][threads]", float, double,
-                   bfloat16) {
+                   ssmax::bfloat16) {
   using T = TestType;
   for_each_target([](const std::string& target) {
-    for (const Shape& shape :
-         {Shape{1, 1, 500, 3}, Shape{2, 3, 65, 16}, Shape{1, 2, 129, 40}, Shape{1, 1, 70, 300},
-          Shape{40, 9, 1, 7}, Shape{1, 1, 1, 5000}, Shape{3, 2, 3, 1}, Shape{1, 1, 400, 8}, Shape{0, 3, 4, 5},
-          Shape{2, 0, 4, 5}, Shape{1, 1, 0, 5}, Shape{1, 1, 4, 0}, Shape{1, 1, 2000, 33}}) {
-      INFO(target << ", " << shape.batch << " x " << shape.heads << " x " << shape.queries << " x "
-                  << shape.keys);
-      const std::vector<T> logits = draw_logits<T>(shape);
-      check_mask("Full", shape, logits, ssmax::Full{});
-      check_mask("Causal", shape, logits, ssmax::Causal{});
-      check_mask("SlidingWindow", shape, logits, ssmax::SlidingWindow{5});
+    for (const std::array<index_t, 4>& extents : std::vector<std::array<index_t, 4>>{{1, 1, 500, 3},
+                                                                                     {2, 3, 65, 16},
+                                                                                     {1, 2, 129, 40},
+                                                                                     {1, 1, 70, 300},
+                                                                                     {40, 9, 1, 7},
+                                                                                     {1, 1, 1, 5000},
+                                                                                     {3, 2, 3, 1},
+                                                                                     {1, 1, 400, 8},
+                                                                                     {0, 3, 4, 5},
+                                                                                     {2, 0, 4, 5},
+                                                                                     {1, 1, 0, 5},
+                                                                                     {1, 1, 4, 0},
+                                                                                     {1, 1, 2000, 33}}) {
+      const auto [batch, heads, queries, keys] = extents;
+      CAPTURE(target, batch, heads, queries, keys);
+      row_calls::Problem<T, 4, 3> problem(Layout<4>(extents), Layout<3>({batch, heads, queries}));
+      // Some rows have logits that are too large for a kernel of short rows, some rows are NaN.
+      for (std::size_t row = 0, n = static_cast<std::size_t>(keys); row * n < problem.z.size(); ++row) {
+        if (row % 67 == 62) problem.z[row * n] = T(std::numeric_limits<float>::quiet_NaN());
+        if (row % 131 == 70) problem.z[row * n] = T(3e7f);
+      }
+      row_calls::check_executors(problem, ssmax::Full{});
+      row_calls::check_executors(problem, ssmax::Causal{});
+      row_calls::check_executors(problem, ssmax::SlidingWindow{5});
       // Groups that begin and end anywhere.
-      const std::array<index_t, 4> queries{0, shape.queries / 7, shape.queries / 2, shape.queries};
-      const std::array<index_t, 4> keys{0, shape.keys / 3, shape.keys / 2, shape.keys};
-      check_mask("Documents", shape, logits, ssmax::Documents{queries, keys, false});
+      const std::array<index_t, 4> query_ends{0, queries / 7, queries / 2, queries};
+      const std::array<index_t, 4> key_ends{0, keys / 3, keys / 2, keys};
+      row_calls::check_executors(problem, ssmax::Documents{query_ends, key_ends, false});
     }
   });
 }

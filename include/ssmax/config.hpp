@@ -72,12 +72,15 @@
 /// @cond
 #if defined(__GNUC__) || defined(__clang__)
 #define SSMAX_INLINE [[gnu::always_inline]] inline
+#define SSMAX_INLINE_LAMBDA __attribute__((always_inline))  // after the parameters
 #define SSMAX_COLD [[gnu::cold, gnu::noinline]]
 #elif defined(_MSC_VER)
 #define SSMAX_INLINE __forceinline
+#define SSMAX_INLINE_LAMBDA
 #define SSMAX_COLD __declspec(noinline)
 #else
 #define SSMAX_INLINE inline
+#define SSMAX_INLINE_LAMBDA
 #define SSMAX_COLD
 #endif
 

@@ -39,23 +39,13 @@ template <int power, class X, class Y, class S, class M, class E>
 void entmax_rows(const char* function, const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling,
                  const M& mask, E& executor) {
   using T = ComputeType<X>;
-  using Views = RowViews<std::remove_const_t<X>, Y, 1>;
-  const QueryShape shape = check_rows(function, logits, out, scaling, mask);
+  const auto rows = check_rows(function, logits, out, scaling, mask);
   if (out.empty()) return;
-  const RowKernels<T>& rows = kernels<RowKernels<T>>();
+  const RowKernels<T>& row_kernels = kernels<RowKernels<T>>();
   const EntmaxKernels<T>& tables = kernels<EntmaxKernels<T>>();
-  for_each_group_of<S>(
-      Views{{logits}, out}, shape, mask, executor, [&](const Views& views, const RowGroup& group) {
-        const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
-        for (index_t r = 0; r < group.rows; ++r) {
-          Y* to = &views.out(group.batch, group.head, group.query + r, 0);
-          fill_masked(to, shape.keys, group.keys, 0.0f);
-          if (group.keys.size() == 0) continue;
-          const X* from = &views.in[0](group.batch, group.head, group.query + r, 0);
-          entmax_row<power>(rows, tables, from + group.keys.begin, group.keys.size(), c,
-                            to + group.keys.begin);
-        }
-      });
+  each_row(
+      RowViews<std::remove_const_t<X>, Y, 1>{{logits}, out}, rows, scaling, executor, 0.0f,
+      [&](const X* in, index_t n, double c, Y* to) { entmax_row<power>(row_kernels, tables, in, n, c, to); });
 }
 
 /// Computes the gradients of a group of rows. backward_rows calls it.
@@ -79,7 +69,7 @@ double entmax_gradient(const GradientRows<T>& rows, double c, double* dc) {
 
 /// Writes out = sparsemax(c·logits) for every row. Shapes: out as logits.
 template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
+requires Scaling<S> && RowMask<M, Rank> && Executor<E>
 void sparsemax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {},
                const M& mask = {}, E&& executor = E{}) {
   detail::check_storage<X, Y>();
@@ -89,7 +79,7 @@ void sparsemax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& s
 
 /// Writes out = entmax-1.5(c·logits) for every row. Shapes: out as logits.
 template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
+requires Scaling<S> && RowMask<M, Rank> && Executor<E>
 void entmax15(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {},
               const M& mask = {}, E&& executor = E{}) {
   detail::check_storage<X, Y>();
@@ -99,7 +89,7 @@ void entmax15(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& sc
 
 /// Writes the gradient of rows.out = sparsemax(c·logits). Use it as softmax_backward.
 template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
+requires Scaling<S> && RowMask<M, Rank> && Executor<E>
 void sparsemax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
                         E&& executor = E{}) {
   detail::check_storage<T, T>();
@@ -111,7 +101,7 @@ void sparsemax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}
 
 /// Writes the gradient of rows.out = entmax15(c·logits). Use it as softmax_backward.
 template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
+requires Scaling<S> && RowMask<M, Rank> && Executor<E>
 void entmax15_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
                        E&& executor = E{}) {
   detail::check_storage<T, T>();

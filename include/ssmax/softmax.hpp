@@ -55,8 +55,8 @@
 /// `out` may be the memory of the logits. Otherwise `out` must not overlap the logits. Exception: `out` of logsumexp
 /// must never overlap the logits. Throws std::invalid_argument for every error, before anything is written. The
 /// functions do not allocate. Exception: for parameter gradients and more than one thread, or a last stride other than
-/// 1, the backward allocates 8 bytes per row. Exception: each thread allocates scratch for each view whose last stride
-/// is not 1, 256 KiB or 16 rows, whichever is larger.
+/// 1, the backward allocates 8 bytes per row. Exception: if a last stride is not 1, each thread allocates scratch for
+/// each view, 256 KiB or 16 rows, whichever is larger.
 #pragma once
 
 #include <concepts>
@@ -90,24 +90,20 @@ constexpr void check_storage() {
                 "ssmax::softmax: logits and out are computed in one type: double logits need a double out");
 }
 
-/// Checks the views of every forward call with a result per logit.
-template <class X, class Y>
-void check_row_views(const char* function, const View<X, 4>& logits, const View<Y, 4>& out) {
+/// Checks the arguments of every forward call with a result per logit. Returns the groups of the rows.
+template <class X, class Y, class S, class M>
+RowDivision<S, M> check_rows(const char* function, const View<X, 4>& logits, const View<Y, 4>& out,
+                             const S& scaling, const M& mask) {
   check_strided_view(function, "logits", logits);
   check_strided_output(function, "out", out);
   check_same_extents(function, "out", out, "logits", logits);
   check_in_place_or_no_overlap(function, "out", out, "logits", logits);
+  return RowDivision<S, M>(function, logits, scaling, mask);
 }
 
-/// Checks the arguments of every forward call with a result per logit. Returns the shape.
-template <class X, class Y, class S, class M>
-QueryShape check_rows(const char* function, const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling,
-                      const M& mask) {
-  check_row_views(function, logits, out);
-  const QueryShape shape = query_shape(logits);
-  check_mask(mask, shape);
-  check_scaling(function, scaling, shape);
-  return shape;
+template <class S>
+double multiplier_of(const S& scaling, const RowGroup& group) {
+  return group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
 }
 
 template <class X, class Y, class S, class M, class E>
@@ -115,33 +111,40 @@ void softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scal
                   E& executor) {
   using T = ComputeType<X>;
   using In = std::remove_const_t<X>;
-  const QueryShape shape = check_rows("softmax", logits, out, scaling, mask);
+  const auto rows = check_rows("softmax", logits, out, scaling, mask);
   if (out.empty()) return;
   const SoftmaxKernels<T> tables{kernels<RowKernels<T>>(), kernels<ShortRowKernels<T>>()};
-  for_each_group_of<S>(RowViews<In, Y, 1>{{logits}, out}, shape, mask, executor,
-                       SoftmaxGroups<In, Y, S>(tables, scaling, shape.queries > 1));
+  for_each_group_of(RowViews<In, Y, 1>{{logits}, out}, rows, executor,
+                    SoftmaxGroups<In, Y, S>(tables, scaling, rows.collects()));
+}
+
+/// Calls compute(in, n, c, out) for the visible keys of each row. The result of a masked key is `masked`.
+template <class X, class Y, class Division, class S, class E, class Compute>
+void each_row(const RowViews<X, Y, 1>& all, const Division& rows, const S& scaling, E& executor, float masked,
+              const Compute& compute) {
+  for_each_group_of(all, rows, executor,
+                    [&](const RowViews<X, Y, 1>& views, const RowGroup& group) SSMAX_INLINE_LAMBDA {
+                      const double c = multiplier_of(scaling, group);
+                      for (index_t r = 0; r < group.rows; ++r) {
+                        Y* to = group.first(views.out, r);
+                        fill_masked(to, group.elements.size(), group.keys, masked);
+                        if (group.keys.size() == 0) continue;
+                        const X* from = group.first(views.in[0], r) + group.keys.begin;
+                        compute(from, group.keys.size(), c, to + group.keys.begin);
+                      }
+                    });
 }
 
 template <class X, class Y, class S, class M, class E>
 void log_softmax_rows(const View<X, 4>& logits, const View<Y, 4>& out, const S& scaling, const M& mask,
                       E& executor) {
-  using T = ComputeType<X>;
-  using Views = RowViews<std::remove_const_t<X>, Y, 1>;
-  const QueryShape shape = check_rows("log_softmax", logits, out, scaling, mask);
+  const auto rows = check_rows("log_softmax", logits, out, scaling, mask);
   if (out.empty()) return;
-  const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
-  for_each_group_of<S>(
-      Views{{logits}, out}, shape, mask, executor, [&](const Views& views, const RowGroup& group) {
-        const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
-        for (index_t r = 0; r < group.rows; ++r) {
-          Y* to = &views.out(group.batch, group.head, group.query + r, 0);
-          fill_masked(to, shape.keys, group.keys, -std::numeric_limits<float>::infinity());
-          if (group.keys.size() == 0) continue;
-          const X* from = &views.in[0](group.batch, group.head, group.query + r, 0);
-          compiled::log_softmax_row(kernels, from + group.keys.begin, group.keys.size(), c,
-                                    to + group.keys.begin);
-        }
-      });
+  const auto& kernels = detail::kernels<RowKernels<ComputeType<X>>>();
+  each_row(RowViews<std::remove_const_t<X>, Y, 1>{{logits}, out}, rows, scaling, executor,
+           -std::numeric_limits<float>::infinity(), [&](const X* in, index_t n, double c, Y* to) {
+             compiled::log_softmax_row(kernels, in, n, c, to);
+           });
 }
 
 template <class X, class Y, class S, class M, class E>
@@ -151,23 +154,24 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
   using Views = RowViews<std::remove_const_t<X>, Y, 1>;
   check_strided_view("logsumexp", "logits", logits);
   check_output("logsumexp", "out", out);
-  for (int i = 0; i < 3; ++i) check_extent("logsumexp", "out", out, i, "logits", logits, i);
+  const RowDivision<S, M> rows("logsumexp", logits, scaling, mask);
+  const QueryShape& shape = rows.shape();
+  const View<const Y, 3> expected(nullptr, {shape.batch, shape.heads, shape.queries}, {});
+  check_same_extents("logsumexp", "out", out, rows.name, expected);
   // Check the overlap as if each result were a row of one key: results may lie between the rows of the logits.
   const View<Y, 4> results(out.data_handle(), {out.extent(0), out.extent(1), out.extent(2), 1},
                            {out.stride(0), out.stride(1), out.stride(2), 1});
   check_no_overlap("logsumexp", "out", results, "logits", logits);
-  const QueryShape shape = query_shape(logits);
-  check_mask(mask, shape);
-  check_scaling("logsumexp", scaling, shape);
   if (out.empty()) return;
   const RowKernels<T>& kernels = detail::kernels<RowKernels<T>>();
-  for_each_group_of<S>(
-      Views{{logits}, {}}, shape, mask, executor, [&](const Views& views, const RowGroup& group) {
-        const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling(group.row));
+  for_each_group_of(
+      Views{{logits}, {}}, rows, executor,
+      [&](const Views& views, const RowGroup& group) SSMAX_INLINE_LAMBDA {
+        const double c = multiplier_of(scaling, group);
         for (index_t r = 0; r < group.rows; ++r) {
           double value = -std::numeric_limits<double>::infinity();
           if (group.keys.size() > 0) {
-            const X* from = &views.in[0](group.batch, group.head, group.query + r, 0);
+            const X* from = group.first(views.in[0], r);
             value = compiled::logsumexp_row(kernels, from + group.keys.begin, group.keys.size(), c);
           }
           out(group.row.batch, group.row.head, group.row.query + r) = static_cast<Y>(static_cast<T>(value));
@@ -177,9 +181,13 @@ void logsumexp_rows(const View<X, 4>& logits, const View<Y, 3>& out, const S& sc
 
 }  // namespace detail
 
+/// A mask that divides views of this rank into rows, or RaggedRows (ragged_rows.hpp).
+template <class M, int Rank>
+concept RowMask = Mask<M> || detail::DividesRows<M, Rank>::value;
+
 /// Writes out = softmax(c·logits) for every row. Shapes: out as logits.
 template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
+requires Scaling<S> && RowMask<M, Rank> && Executor<E>
 void softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {}, const M& mask = {},
              E&& executor = E{}) {
   detail::check_storage<X, Y>();
@@ -189,7 +197,7 @@ void softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& sca
 
 /// Writes out = log softmax(c·logits) for every row. Shapes: out as logits.
 template <class X, class Y, int Rank, class S = Softmax, class M = Full, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
+requires Scaling<S> && RowMask<M, Rank> && Executor<E>
 void log_softmax(const View<X, Rank>& logits, const View<Y, Rank>& out, const S& scaling = {},
                  const M& mask = {}, E&& executor = E{}) {
   detail::check_storage<X, Y>();
@@ -268,9 +276,8 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
                    E& executor, const Gradient& gradient) {
   constexpr bool wants_gradients = LearnableScaling<S>;
   const GradientViews<T> all = check_gradient_views<wants_gradients>(function, rows);
-  const QueryShape shape = query_shape(all.out);
-  check_mask(mask, shape);
-  check_scaling(function, scaling, shape);
+  const RowDivision<S, M> division(function, all.out, scaling, mask);
+  const QueryShape& shape = division.shape();
   if (all.out.empty()) return;
   // The caller's thread must call scaling.accumulate for the groups in their order. If several threads share the
   // rows, or if groups are divided into blocks of rows, each thread writes the dc of its rows here. The caller's thread
@@ -285,42 +292,44 @@ void backward_rows(const char* function, const RowsBackward<T, Rank>& rows, cons
   using C = ComputeType<T>;
   const SoftmaxGradientKernels<C> tables{kernels<RowKernels<C>>(), kernels<DotKernels<C>>(),
                                          kernels<RowGradientKernels<C>>()};
-  for_each_group_of<S>(all, shape, mask, executor, [&](const GradientViews<T>& views, const RowGroup& group) {
-    const auto& [out, dout, logits] = views.in;
-    const auto first = [&](const auto& view) {
-      return row_of(view, group.batch, group.head, group.query) + group.keys.begin;
-    };
-    const GradientRows<T> work{.out = first(out),
-                               .dout = first(dout),
-                               .logits = wants_gradients ? first(logits) : nullptr,
-                               .dlogits = first(views.out),
-                               .out_stride = out.stride(2),
-                               .dout_stride = dout.stride(2),
-                               .logits_stride = logits.stride(2),
-                               .dlogits_stride = views.out.stride(2),
-                               .rows = group.rows,
-                               .n = group.keys.size()};
-    double dc = 0;
-    if (work.n > 0) {
-      const auto c = static_cast<double>(scaling(group.row));
-      dc = gradient(tables, work, c, dc_of_rows.empty() ? nullptr : dc_of(group.row));
-    }
-    if (work.n < shape.keys) {
-      for (index_t r = 0; r < group.rows; ++r) {
-        fill_masked(&views.out(group.batch, group.head, group.query + r, 0), shape.keys, group.keys, 0.0f);
-      }
-    }
-    if constexpr (wants_gradients) {
-      if (work.n > 0 && dc_of_rows.empty()) scaling.accumulate(group.row, dc);
-    }
-  });
+  for_each_group_of(
+      all, division, executor, [&](const GradientViews<T>& views, const RowGroup& group) SSMAX_INLINE_LAMBDA {
+        const auto& [out, dout, logits] = views.in;
+        const auto first = [&](const auto& view) { return group.first(view) + group.keys.begin; };
+        // The number of rows is a constant for ragged rows: constant strides are stored faster.
+        const auto stride = [&](const auto& view) { return group.rows == 1 ? 0 : view.stride(2); };
+        const GradientRows<T> work{.out = first(out),
+                                   .dout = first(dout),
+                                   .logits = wants_gradients ? first(logits) : nullptr,
+                                   .dlogits = first(views.out),
+                                   .out_stride = stride(out),
+                                   .dout_stride = stride(dout),
+                                   .logits_stride = stride(logits),
+                                   .dlogits_stride = stride(views.out),
+                                   .rows = group.rows,
+                                   .n = group.keys.size()};
+        double dc = 0;
+        if (work.n > 0) {
+          const auto c = static_cast<double>(scaling(group.row));
+          dc = gradient(tables, work, c, dc_of_rows.empty() ? nullptr : dc_of(group.row));
+        }
+        if (work.n < group.elements.size()) {
+          for (index_t r = 0; r < group.rows; ++r)
+            fill_masked(group.first(views.out, r), group.elements.size(), group.keys, 0.0f);
+        }
+        if constexpr (wants_gradients) {
+          if (work.n > 0 && dc_of_rows.empty()) scaling.accumulate(group.row, dc);
+        }
+      });
   if constexpr (wants_gradients) {
     if (dc_of_rows.empty()) return;
     Serial serial;
-    for_each_group<S>(shape, mask, serial, [&](const RowGroup& group) {
-      if (group.row.n == 0) return;
-      const double* first = dc_of(group.row);
-      scaling.accumulate(group.row, std::accumulate(first, first + group.rows, 0.0));
+    division.for_each_group(serial, [&] {
+      return [&](const RowGroup& group) {
+        if (group.row.n == 0) return;
+        const double* first = dc_of(group.row);
+        scaling.accumulate(group.row, std::accumulate(first, first + group.rows, 0.0));
+      };
     });
   }
 }
@@ -346,7 +355,7 @@ concept Contiguous = !MatrixLike<R> && requires(R & range) {
 ///
 ///     softmax_backward<float, 2>({.out = y, …}, scaling, mask)
 template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
+requires Scaling<S> && RowMask<M, Rank> && Executor<E>
 void softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
                       E&& executor = E{}) {
   detail::check_storage<T, T>();
@@ -356,7 +365,7 @@ void softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, 
 /// Writes dlogits = c·(dout - exp(out)·Σ dout) with rows.out = log_softmax(c·logits). It ignores dout of a masked
 /// key. Otherwise as softmax_backward.
 template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>
-requires Scaling<S> && Mask<M> && Executor<E>
+requires Scaling<S> && RowMask<M, Rank> && Executor<E>
 void log_softmax_backward(const RowsBackward<T, Rank>& rows, const S& scaling = {}, const M& mask = {},
                           E&& executor = E{}) {
   detail::check_storage<T, T>();

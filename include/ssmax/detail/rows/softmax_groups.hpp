@@ -46,18 +46,19 @@ class SoftmaxGroups {
   static constexpr bool shares_vectors = std::same_as<X, T> && std::same_as<Y, T>;
 
  public:
-  SoftmaxGroups(const SoftmaxKernels<T>& kernels, const S& scaling, bool has_neighbours)
-      : kernels_(kernels), scaling_(scaling), has_neighbours_(has_neighbours), lone_rows_(kernels) {}
+  /// `collects`: short groups of one row are collected.
+  SoftmaxGroups(const SoftmaxKernels<T>& kernels, const S& scaling, bool collects)
+      : kernels_(kernels), scaling_(scaling), collects_(collects), lone_rows_(kernels) {}
 
-  void operator()(const RowViews<X, Y, 1>& views, const RowGroup& group) {
+  SSMAX_INLINE void operator()(const RowViews<X, Y, 1>& views, const RowGroup& group) {
     const View<const X, 4>& logits = views.in[0];
     const View<Y, 4>& out = views.out;
-    const index_t columns = logits.extent(3);
-    const X* from = &logits(group.batch, group.head, group.query, 0) + group.keys.begin;
-    Y* to = &out(group.batch, group.head, group.query, 0);
+    const index_t columns = group.elements.size();
+    const X* from = group.first(logits) + group.keys.begin;
+    Y* to = group.first(out);
     const double c = group.keys.size() == 0 ? 0.0 : static_cast<double>(scaling_(group.row));
     if constexpr (shares_vectors) {
-      const bool is_lone = group.group_rows == 1 && has_neighbours_;
+      const bool is_lone = group.group_rows == 1 && collects_;
       if (is_lone && group.keys.size() > 0 && lone_rows_.takes(group.keys.size())) {
         if (group.keys.begin > 0) fill_row(to, group.keys.begin, 0.0f);
         return lone_rows_.add({from, to + group.keys.begin, group.keys.size(), columns - group.keys.end, c});
@@ -79,7 +80,7 @@ class SoftmaxGroups {
  private:
   const SoftmaxKernels<T>& kernels_;
   const S& scaling_;
-  bool has_neighbours_;
+  bool collects_;
   LoneRows<T> lone_rows_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -76,23 +77,22 @@ void copy_matrix(StridedMatrix<const T> from, StridedMatrix<T> to, index_t rows,
   }
 }
 
-/// The rows [first, first + rows) of a head, of a view with any last stride. Copies to and from scratch.
+/// Neighbouring rows of a head, or a part of one row, of a view with any last stride. Copies to and from scratch.
 template <class T>
 class RowBlock {
   using Element = std::remove_const_t<T>;
 
  public:
-  /// Returns the rows with last stride 1. Exception: returns a null view itself.
-  View<T, 4> contiguous(const View<T, 4>& view, const RowGroup& first, index_t rows, index_t longest) {
+  /// Returns the block with last stride 1: in scratch, unless the view has last stride 1. Exception: returns a null view
+  /// itself.
+  View<T, 4> contiguous(const View<T, 4>& view, const RowGroup& first, index_t rows, index_t columns,
+                        std::byte* scratch) {
     if (view.data_handle() == nullptr) return view;
-    origin_ = {row_of(view, first.batch, first.head, first.query),
-               {1, 1, rows, view.extent(3)},
+    origin_ = {row_of(view, first.batch, first.head, first.query) + first.elements.begin * view.stride(3),
+               {1, 1, rows, columns},
                {0, 0, view.stride(2), view.stride(3)}};
     if (has_contiguous_rows(view)) return origin_;
-    if (scratch_ == nullptr) {
-      const auto count = static_cast<std::size_t>(longest * view.extent(3));
-      scratch_ = reinterpret_cast<Element*>(memory_.reserve(count * sizeof(Element)));
-    }
+    scratch_ = reinterpret_cast<Element*>(scratch);
     return View<Element, 4>(scratch_, origin_.extents());
   }
   void load() {
@@ -112,74 +112,90 @@ class RowBlock {
   bool is_copied() const { return scratch_ != nullptr; }
 
   View<T, 4> origin_;
-  Workspace memory_;
   Element* scratch_ = nullptr;
 };
 
 /// Passes the groups of one call of an executor to compute(views, group). If a view has another last stride than 1,
-/// collects the groups of a block of rows, and passes views and groups of the block. The row of a group keeps its place
-/// in the call.
+/// collects the groups of a block, and passes views and groups of the block. The row of a group keeps its place in the
+/// call.
 template <class X, class Y, std::size_t Inputs, class Compute>
 class StridedGroups {
  public:
-  StridedGroups(const RowViews<X, Y, Inputs>& views, index_t rows, index_t keys, Compute compute)
+  StridedGroups(const RowViews<X, Y, Inputs>& views, const QueryShape& shape, Compute compute)
       : views_(views), compute_(compute) {
     if (are_contiguous_rows(views)) return;
     block_.emplace();
-    const index_t row_bytes = std::max<index_t>(keys, 1) * static_cast<index_t>(sizeof(X));
+    const index_t row_bytes = std::max<index_t>(shape.keys, 1) * static_cast<index_t>(sizeof(X));
     const index_t fitting = scratch_bytes / row_bytes / least_scratch_rows * least_scratch_rows;
-    block_->longest = std::min(std::max(fitting, least_scratch_rows), rows);
+    block_->longest = std::min(std::max(fitting, least_scratch_rows), shape.queries);
+    block_->capacity = block_->longest * shape.keys;
+    // One allocation for all views: glibc would return the memory of several ones to the system after each call.
+    const std::size_t bytes = static_cast<std::size_t>(block_->capacity) * std::max(sizeof(X), sizeof(Y));
+    block_->bytes_of_view = (bytes + 63) / 64 * 64;
+    block_->scratch = block_->memory.reserve((Inputs + 1) * block_->bytes_of_view);
   }
 
-  void operator()(const RowGroup& group) {
-    if (!block_) return compute_(views_, group);
-    RowGroup part = group;
-    for (index_t left = group.rows; left > 0; left -= part.rows, part.query += part.rows) {
-      part.rows = std::min(left, block_->longest);
-      part.row.query = part.query;
-      if (block_->rows + part.rows > block_->longest) compute_block();
-      block_->groups.push_back(part);
-      block_->rows += part.rows;
-    }
+  SSMAX_INLINE void operator()(const RowGroup& group) {
+    if (block_) return collect(group);
+    compute_(views_, group);
   }
 
   void finish() {
     if (block_ && !block_->groups.empty()) compute_block();
-    finish_rows();
+    detail::finish(compute_);
   }
 
  private:
   /// The collected groups, and scratch of the views.
   struct Block {
     std::vector<RowGroup> groups;
-    index_t rows = 0;     // of the groups
-    index_t longest = 0;  // rows of the scratch
+    index_t size = 0, capacity = 0;  // elements of the groups, and of the scratch
+    index_t longest = 0;             // upper bound of a group's rows
     std::array<RowBlock<const X>, Inputs> in;
     RowBlock<Y> out;
+    Workspace memory;
+    std::byte* scratch = nullptr;
+    std::size_t bytes_of_view = 0;
   };
+
+  /// Takes a copy, so that compilers keep the members of a group in registers.
+  void collect(RowGroup group) {
+    RowGroup part = group;
+    for (index_t left = group.rows; left > 0; left -= part.rows, part.query += part.rows) {
+      part.rows = std::min(left, block_->longest);
+      part.row.query = group.row.query + part.query - group.query;
+      const index_t size = part.rows * group.elements.size();
+      if (block_->size + size > block_->capacity) compute_block();
+      block_->groups.push_back(part);
+      block_->size += size;
+    }
+  }
 
   void compute_block() {
     Block& block = *block_;
-    const RowGroup first = block.groups.front();
+    const RowGroup first = block.groups.front(), &last = block.groups.back();
+    const index_t rows = last.query + last.rows - first.query,
+                  columns = last.elements.end - first.elements.begin;
+    const auto contiguous = [&](auto& copy, const auto& view, std::size_t i) {
+      return copy.contiguous(view, first, rows, columns, block.scratch + i * block.bytes_of_view);
+    };
     RowViews<X, Y, Inputs> views;
     for (std::size_t i = 0; i < Inputs; ++i) {
-      views.in[i] = block.in[i].contiguous(views_.in[i], first, block.rows, block.longest);
+      views.in[i] = contiguous(block.in[i], views_.in[i], i);
       block.in[i].load();
     }
-    views.out = block.out.contiguous(views_.out, first, block.rows, block.longest);
+    views.out = contiguous(block.out, views_.out, Inputs);
     for (RowGroup& group : block.groups) {
       group.batch = group.head = 0;
       group.query -= first.query;
+      group.elements.begin -= first.elements.begin;
+      group.elements.end -= first.elements.begin;
       compute_(views, group);
     }
-    finish_rows();
+    detail::finish(compute_);
     block.out.store();
     block.groups.clear();
-    block.rows = 0;
-  }
-
-  void finish_rows() {
-    if constexpr (requires { compute_.finish(); }) compute_.finish();
+    block.size = 0;
   }
 
   const RowViews<X, Y, Inputs>& views_;
@@ -189,19 +205,11 @@ class StridedGroups {
 
 /// Calls compute(views, group) for every group of views with any last stride. Each call of the executor has its own
 /// copy of `compute`, whose finish(), if it exists, is called before results are read.
-template <class S, class M, class E, class X, class Y, std::size_t Inputs, class Compute>
-void for_each_group_of(const RowViews<X, Y, Inputs>& views, const QueryShape& shape, const M& mask,
-                       E& executor, const Compute& compute) {
-  struct Visit {
-    const RowViews<X, Y, Inputs>& views;
-    const QueryShape& shape;
-    const Compute& compute;
-
-    auto of_call() const {
-      return StridedGroups<X, Y, Inputs, Compute>(views, shape.queries, shape.keys, compute);
-    }
-  };
-  for_each_group<S>(shape, mask, executor, Visit{views, shape, compute});
+template <class X, class Y, std::size_t Inputs, class Division, class E, class Compute>
+void for_each_group_of(const RowViews<X, Y, Inputs>& views, const Division& rows, E& executor,
+                       const Compute& compute) {
+  rows.for_each_group(executor,
+                      [&] { return StridedGroups<X, Y, Inputs, Compute>(views, rows.shape(), compute); });
 }
 
 SSMAX_END
