@@ -67,7 +67,8 @@ void add_row(const LossCase& c, std::size_t row, Real factor, ExpectedLoss& expe
   }
   expected.losses.push_back(has_no_class ? reference::infinity : loss);
   expected.loss_bounds.push_back(u * bound);
-  // 3. The gradient.
+  // 3. The gradient. A probability may be flushed to 0.
+  const Real flushed = is_wide(c.element) ? 0x1p-1019L : 0x1p-123L;
   const std::vector<Real> p = reference::softmax(capped);
   const Real size = mass + 2 * zeta * std::max<Real>(1, std::abs(lse));
   for (std::size_t k = 0; k < classes; ++k) {
@@ -75,7 +76,7 @@ void add_row(const LossCase& c, std::size_t row, Real factor, ExpectedLoss& expe
     const Real of_share = k == target ? 0 : shares[k];
     expected.gradient.push_back(has_no_class ? 0 : factor * value * slopes[k]);
     expected.bounds.push_back(std::abs(factor) * (u * (size * (k == target ? 1 : p[k]) + of_share) +
-                                                  (is_wide(c.element) ? 0x1p-1019L : 0x1p-123L)));
+                                                  std::max<Real>(1, size) * flushed));
   }
 }
 
