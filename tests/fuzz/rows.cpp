@@ -198,9 +198,6 @@ View<T, Rank> last(const View<T, 4>& all) {
 /// The rank makes no difference to a mask: rare ones are compiled for one rank alone.
 template <int Rank, class F>
 void with_row_mask(const RowsCase& c, const F& f) {
-  if constexpr (Rank == 2) {
-    if (!c.begins.empty()) return f(ssmax::RaggedRows(c.begins));
-  }
   if constexpr (Rank == 4) {
     if (c.inherits_uniform) return f(InheritsUniform{});
     if (c.mask.full) return f(ssmax::Full{});
@@ -216,30 +213,33 @@ void call_forward(const RowsCase& c, const Tensor<X>& logits, const Tensor<Y>& o
   if constexpr (std::is_same_v<X, Y>) {
     if (c.in_place) to = last<Rank>(logits.view());
   }
-  const auto call = [&](const auto& scaling) {
-    with_row_mask<Rank>(c, [&]<class M>(const M& mask) {
-      switch (c.function) {
-        case Function::softmax:
-          return ssmax::softmax(in, to, scaling, mask, c.executor);
-        case Function::log_softmax:
-          return ssmax::log_softmax(in, to, scaling, mask, c.executor);
-        default:
-          if constexpr (std::is_same_v<M, ssmax::RaggedRows>) {
-            ssmax::logsumexp(in, last<Rank>(lse.view()), scaling, mask, c.executor);
-          } else if constexpr (Rank > 1) {
-            const View<Y, 3> all = lse.trailing();
-            std::array<index_t, Rank - 1> extents{}, strides{};
-            for (int i = 0; i < Rank - 1; ++i) {
-              extents[static_cast<std::size_t>(i)] = all.extent(4 - Rank + i);
-              strides[static_cast<std::size_t>(i)] = all.stride(4 - Rank + i);
-            }
-            ssmax::logsumexp(in, View<Y, Rank - 1>(all.data_handle(), extents, strides), scaling, mask,
-                             c.executor);
+  const auto call = [&]<class M>(const auto& scaling, const M& mask) {
+    switch (c.function) {
+      case Function::softmax:
+        return ssmax::softmax(in, to, scaling, mask, c.executor);
+      case Function::log_softmax:
+        return ssmax::log_softmax(in, to, scaling, mask, c.executor);
+      default:
+        if constexpr (std::is_same_v<M, ssmax::RaggedRows>) {
+          ssmax::logsumexp(in, last<Rank>(lse.view()), scaling, mask, c.executor);
+        } else if constexpr (Rank > 1) {
+          const View<Y, 3> all = lse.trailing();
+          std::array<index_t, Rank - 1> extents{}, strides{};
+          for (int i = 0; i < Rank - 1; ++i) {
+            extents[static_cast<std::size_t>(i)] = all.extent(4 - Rank + i);
+            strides[static_cast<std::size_t>(i)] = all.stride(4 - Rank + i);
           }
-      }
-    });
+          ssmax::logsumexp(in, View<Y, Rank - 1>(all.data_handle(), extents, strides), scaling, mask,
+                           c.executor);
+        }
+    }
   };
-  with_plain(c.scaling, call);
+  if constexpr (Rank == 2) {
+    if (!c.begins.empty()) return call(PlacedScaling{c.scaling.scaling.get()}, ssmax::RaggedRows(c.begins));
+  }
+  with_plain(c.scaling, [&](const auto& scaling) {
+    with_row_mask<Rank>(c, [&](const auto& mask) { call(scaling, mask); });
+  });
 }
 
 void compare(const RowsCase& c, const std::string& what, const std::vector<double>& got,
@@ -319,30 +319,30 @@ void run_backward(const RowsCase& c) {
     dout.fill(c.dout);
     const Tensor<T>& into = c.in_place ? dout : out;
     const auto before = y.bytes();
-    const auto call_rank = [&]<int Rank>(std::integral_constant<int, Rank>, const auto& scaling) {
+    const auto call_rank = [&]<int Rank>(std::integral_constant<int, Rank>, const auto& scaling,
+                                         const auto& mask) {
       const ssmax::RowsBackward<T, Rank> rows{.out = last<Rank>(View<const T, 4>(y.view())),
                                               .dout = last<Rank>(View<const T, 4>(dout.view())),
                                               .logits = last<Rank>(View<const T, 4>(logits.view())),
                                               .dlogits = last<Rank>(into.view())};
-      const auto call_mask = [&](const auto& mask) {
-        if (c.function == Function::softmax_backward) {
-          ssmax::softmax_backward<T, Rank>(rows, scaling, mask, c.executor);
-        } else {
-          ssmax::log_softmax_backward<T, Rank>(rows, scaling, mask, c.executor);
-        }
-      };
-      if constexpr (Rank == 2) {
-        call_mask(ssmax::RaggedRows(c.begins));
+      if (c.function == Function::softmax_backward) {
+        ssmax::softmax_backward<T, Rank>(rows, scaling, mask, c.executor);
       } else {
-        with_row_mask<Rank>(c, call_mask);
+        ssmax::log_softmax_backward<T, Rank>(rows, scaling, mask, c.executor);
       }
     };
     const auto call = [&](const auto& scaling) {
-      if (c.begins.empty()) return call_rank(std::integral_constant<int, 4>{}, scaling);
-      call_rank(std::integral_constant<int, 2>{}, scaling);
+      with_row_mask<4>(c,
+                       [&](const auto& mask) { call_rank(std::integral_constant<int, 4>{}, scaling, mask); });
     };
-    if (c.scaling.learns()) {
-      for (const ParameterGradient& gradient : c.scaling.gradients) gradient.clear();
+    for (const ParameterGradient& gradient : c.scaling.gradients) gradient.clear();
+    if (!c.begins.empty()) {
+      const std::integral_constant<int, 2> rank;
+      const PlacedScaling placed{c.scaling.scaling.get()};
+      const ssmax::RaggedRows ragged(c.begins);
+      if (!c.scaling.learns()) call_rank(rank, placed, ragged);
+      if (c.scaling.learns()) call_rank(rank, LearningPlacedScaling{placed}, ragged);
+    } else if (c.scaling.learns()) {
       with_learning(c.scaling, call);
     } else {
       with_plain(c.scaling, call);
