@@ -24,7 +24,6 @@ struct SequencesCase {
   bool packed, gives_lengths;
   index_t rows;                   // of q, in a batch entry
   std::vector<index_t> refilled;  // the numbers of queries that replace those of a plan, or empty
-  bool refills_before_bind;
   DrawnMask mask;
   enum class Kind { range, runs, tree } kind;
   std::vector<index_t> parents;

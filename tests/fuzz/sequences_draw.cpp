@@ -144,7 +144,6 @@ void run_sequences(Random& random, const Options&, std::string& words) {
       c.refilled.push_back(c.packed ? n + random.between(0, c.sequences() > 7 ? 0 : 1)
                                     : random.between(0, c.rows));
   }
-  c.refills_before_bind = random.chance(0.5);
   words = c.words();
   types.run(c);
 }

@@ -435,14 +435,12 @@ void run_sequences(const SequencesCase& c) {
           auto of_plan = options;
           of_plan.lengths = lengths_of(own);
           const ssmax::Plan plan(arguments(got, planned, of_plan), c.executor.threads, mask);
-          const auto refill = [&] { std::copy(refilled.begin(), refilled.end(), own.begin()); };
-          if (!c.refilled.empty() && c.refills_before_bind) refill();
           const std::size_t bytes = plan.bytes();
           std::vector<std::byte> memory(bytes + 128, std::byte{0xFF});
           const auto first = (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64;
           try {
             const auto call = plan.bind(got.arguments(q, bound), scaling);
-            if (!c.refilled.empty()) refill();
+            if (!c.refilled.empty()) std::copy(refilled.begin(), refilled.end(), own.begin());
             call.run(std::span(memory).subspan(first, bytes), c.executor);
           } catch (const std::invalid_argument&) {
             if (!may_throw) throw;
