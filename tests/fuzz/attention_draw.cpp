@@ -81,7 +81,6 @@ void draw_rope(Random& random, AttentionCase& c) {
 
 /// Frequencies of its own, several axes, other channels, a factor.
 void draw_rope_details(Random& random, AttentionCase& c) {
-  if (!c.rope) return;
   ssmax::RopeOptions& options = *c.rope;
   if (random.chance(0.3)) options.first_channel = random.between(0, c.d - options.width);
   if (random.chance(0.3)) options.attention_factor = random.pick({0.5, 1.25});
@@ -201,7 +200,7 @@ AttentionCase draw_attention(Random& random, Call call, const Options& options, 
   if (c.of_k.broadcast == Layout{}.broadcast && c.of_v.broadcast == Layout{}.broadcast)
     draw_poison(random, c);
   draw_rope(random, c);
-  draw_rope_details(random, c);
+  if (c.rope) draw_rope_details(random, c);
   if (random.chance(0.15)) c.dropout = {random.pick({0.1, 0.5, 0.9}), random.next(), random.next()};
   if (random.chance(0.3)) c.scale = random.pick({1.0, 0.1, -0.5, 0.0, 0.3});
   if (random.chance(0.25)) {
