@@ -1,15 +1,15 @@
 // Dropout of attention's weights: Philox's known answers, and forward and backward against a loop in long double that drops
 // the weights that an own Philox names. Results do not depend on threads, targets, batch mates, paths or cuts.
 
-#include <ssmax/detail/kernels/dropout.hpp>
-
 #include "attention_backward_problem.hpp"
+#include "dropout_reference.hpp"
 #include "guarded_memory.hpp"
 #include "refusal.hpp"
 #include "test.hpp"
 
 namespace attention_problem::backward_problem::dropout_test {
 
+using reference::is_dropped;
 using Words = std::array<std::uint32_t, 4>;
 
 TEST_CASE("Philox gives the known answers of its authors", "[dropout]") {
@@ -20,20 +20,6 @@ TEST_CASE("Philox gives the known answers of its authors", "[dropout]") {
         Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
   CHECK(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
         Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
-}
-
-/// Returns whether a weight is dropped, by the definition of ssmax::Dropout.
-bool is_dropped(const Dropout& dropout, index_t sequence, index_t head, index_t position, index_t key) {
-  const bool has_seeds = !dropout.seeds.empty();
-  const std::uint64_t seed = has_seeds ? dropout.seeds[static_cast<std::size_t>(sequence)] : dropout.seed;
-  const auto low = [](auto x) { return static_cast<std::uint32_t>(static_cast<std::uint64_t>(x)); };
-  using ssmax::detail::philox;
-  const Words of_sequence =
-      philox({low(dropout.offset), low(dropout.offset >> 32), has_seeds ? 0 : low(sequence), 1},
-             {low(seed), low(seed >> 32)});
-  const Words words = philox({low(key / 8), low(position), low(head), 0}, {of_sequence[0], of_sequence[1]});
-  return (words[static_cast<std::size_t>(key % 8 / 2)] >> (key % 2 * 16) & 0xFFFF) <
-         std::rint(dropout.p * 65536);
 }
 
 /// out, dq, dk and dv by plain loops.

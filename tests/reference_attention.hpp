@@ -150,6 +150,16 @@ R sink_term(const D& definition, index_t head, const C& c, bool sees_any) {
   return sees_any ? static_cast<R>(c) * sink : none;
 }
 
+/// Returns a weight, or its gradient, after dropout: multiplied by 0 or 1 / (1 - p), where a definition has dropout.
+template <class R, class D>
+R after_dropout(const D& definition, R weight, const Query& query, index_t key) {
+  if constexpr (requires { definition.dropout_factor(query, key); }) {
+    if (const Real factor = definition.dropout_factor(query, key); factor != 1)
+      return weight * static_cast<R>(factor);
+  }
+  return weight;
+}
+
 /// Attention by the loops that anyone would write, in R: the exact result in long double, the naive one in
 /// any other type. A logit that is -inf after its score is a hidden key, which counts in n.
 template <class R, class D>
@@ -195,7 +205,7 @@ Attended<R> attend(const Inputs<R>& inputs, const D& definition) {
     const std::size_t first = result.out.size();
     result.out.resize(first + static_cast<std::size_t>(v.extent(3)));
     for (std::size_t i = 0; i < keys.size() && sum != 0; ++i) {
-      const R weight = weights[i] / sum;
+      const R weight = after_dropout(definition, weights[i] / sum, query, keys[i]);
       R* out = result.out.data() + first;
       for (index_t channel = 0; channel < v.extent(3); ++channel) {
         *out++ += weight * v(query.batch, kv_head, keys[i], channel);
@@ -263,6 +273,7 @@ Gradients<R> differentiate(const Inputs<R>& inputs, const std::vector<R>& dout, 
       R dot = 0, dp = 0;
       for (index_t i = 0; i < d; ++i) dot += q[i] * k[i];
       for (index_t i = 0; i < dv; ++i) dp += dout[at(row * dv + i)] * inputs.v[at(of_key * dv + i)];
+      dp = after_dropout(definition, dp, query, key);
       const R z = scale * dot, by = static_cast<R>(c);
       const R score = definition.score.given ? definition.score(z, query, key) : z;
       if (score == lowest) continue;
@@ -281,7 +292,8 @@ Gradients<R> differentiate(const Inputs<R>& inputs, const std::vector<R>& dout, 
         result.dq[at(row * d + i)] += dz * k[i];
         result.dk[at(of_key * d + i)] += dz * q[i];
       }
-      for (index_t i = 0; i < dv; ++i) result.dv[at(of_key * dv + i)] += p * dout[at(row * dv + i)];
+      const R kept = after_dropout(definition, p, query, key);
+      for (index_t i = 0; i < dv; ++i) result.dv[at(of_key * dv + i)] += kept * dout[at(row * dv + i)];
       if constexpr (has_sizes) {
         for (index_t i = 0; i < d; ++i) {
           result.dq_sizes[at(row * d + i)] += abs(dz * k[i]);

@@ -29,6 +29,10 @@ struct AttentionCase {
   DrawnScore score;
   std::optional<ssmax::RopeOptions> rope;
   index_t rope_positions = 0, key_position = 0;
+  std::vector<double> frequencies;  // the rope's own, or empty
+  std::vector<index_t> axes,
+      axis_positions;  // of a rope on several axes: [pair] and [axis, position], or empty
+  ssmax::Dropout dropout{};
   std::optional<double> scale;
   std::vector<double> sinks;
   bool scaled_sinks = false;
@@ -47,6 +51,12 @@ struct AttentionCase {
   std::vector<double> dout, dlse;  // dlse: empty where it is left out
   bool wants_dsinks = false;
 
+  /// Returns the position on the axis of a pair.
+  index_t rope_position(index_t position, index_t pair) const {
+    if (axes.empty()) return position;
+    const index_t axis = axes[static_cast<std::size_t>(pair)];
+    return axis_positions[static_cast<std::size_t>(axis * rope_positions + position - rope->first_position)];
+  }
   bool rotates_keys = true;  // decode: those of the cache have been
   index_t group() const { return heads / std::max<index_t>(kv_heads, 1); }
   double logit_scale() const {

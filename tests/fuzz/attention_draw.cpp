@@ -79,6 +79,24 @@ void draw_rope(Random& random, AttentionCase& c) {
   c.rope = options;
 }
 
+/// Frequencies of its own, several axes, other channels, a factor.
+void draw_rope_details(Random& random, AttentionCase& c) {
+  ssmax::RopeOptions& options = *c.rope;
+  if (random.chance(0.3)) options.first_channel = random.between(0, c.d - options.width);
+  if (random.chance(0.3)) options.attention_factor = random.pick({0.5, 1.25});
+  const index_t kind = random.between(0, 3);
+  for (index_t pair = 0; pair < options.width / 2; ++pair) {
+    if (kind == 0) c.frequencies.push_back(random.chance(0.2) ? 0 : random.uniform(-1, 1));
+    if (kind == 1) c.axes.push_back(random.between(0, 2));
+  }
+  if (kind == 0) {
+    options.theta = ssmax::RopeOptions{}.theta;
+    options.scaling = {};
+  } else if (kind == 1) {
+    for (index_t i = 0; i < 3 * c.rope_positions; ++i) c.axis_positions.push_back(random.between(-9, 99));
+  }
+}
+
 /// NaN in keys that no query sees, and now and then in one that some do.
 void draw_poison(Random& random, AttentionCase& c) {
   if (c.keys == 0 || c.queries == 0 || c.batch == 0) return;
@@ -182,6 +200,8 @@ AttentionCase draw_attention(Random& random, Call call, const Options& options, 
   if (c.of_k.broadcast == Layout{}.broadcast && c.of_v.broadcast == Layout{}.broadcast)
     draw_poison(random, c);
   draw_rope(random, c);
+  if (c.rope) draw_rope_details(random, c);
+  if (random.chance(0.15)) c.dropout = {random.pick({0.1, 0.5, 0.9}), random.next(), random.next()};
   if (random.chance(0.3)) c.scale = random.pick({1.0, 0.1, -0.5, 0.0, 0.3});
   if (random.chance(0.25)) {
     for (index_t h = 0; h < c.heads; ++h) c.sinks.push_back(rounded(c.computed(), 2 * random.normal()));
@@ -232,8 +252,12 @@ std::string AttentionCase::words() const {
   if (rope) {
     text += "; rope of width " + std::to_string(rope->width) +
             (rope->pairing == ssmax::Pairing::interleaved ? " interleaved" : " half_split") + " from " +
-            std::to_string(rope->first_position) + ", key_position " + std::to_string(key_position);
+            std::to_string(rope->first_position) + ", key_position " + std::to_string(key_position) +
+            ", first_channel " + std::to_string(rope->first_channel) + ", attention_factor " +
+            number(rope->attention_factor) + (frequencies.empty() ? "" : ", own frequencies") +
+            (axes.empty() ? "" : ", several axes");
   }
+  if (dropout.p > 0) text += "; dropout " + number(dropout.p);
   text += "; " + executor.words() + (keeps_workspace ? "; workspace" : "") +
           (float_products ? "" : "; products of bfloat16") + (batch_invariant ? "; batch_invariant" : "");
   if (call == Call::partial) {

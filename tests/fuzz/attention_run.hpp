@@ -14,7 +14,11 @@ namespace fuzz {
 template <class A>
 std::optional<ssmax::Rope<A>> rope_of(const AttentionCase& c) {
   if (!c.rope) return std::nullopt;
-  return ssmax::Rope<A>(*c.rope, c.rope_positions);
+  if (!c.frequencies.empty()) return ssmax::Rope<A>(*c.rope, c.frequencies, c.rope_positions);
+  if (c.axes.empty()) return ssmax::Rope<A>(*c.rope, c.rope_positions);
+  const index_t axes = std::ssize(c.axis_positions) / c.rope_positions;
+  return ssmax::Rope<A>(*c.rope, View<const index_t, 2>(c.axis_positions.data(), {axes, c.rope_positions}),
+                        c.axes);
 }
 
 /// q, k and v where the case says that they lie.
@@ -88,7 +92,8 @@ struct Settings {
             .workspace = c.keeps_workspace ? &workspace : nullptr,
             .float_products = c.float_products,
             .batch_invariant = c.batch_invariant,
-            .scaled_sinks = c.scaled_sinks};
+            .scaled_sinks = c.scaled_sinks,
+            .dropout = c.dropout};
   }
 };
 

@@ -1,5 +1,6 @@
 // What should come out of a case: the references' loops, computed in numbers that carry their own bounds.
 #include "../attention_backward_problem.hpp"
+#include "../dropout_reference.hpp"
 #include "attention.hpp"
 
 namespace fuzz {
@@ -21,14 +22,17 @@ struct Formula {
         return z == -std::numeric_limits<R>::infinity() ? z : limit * tanh(z / limit);
       }
       case Part::alibi:
-        return z +
-               static_cast<R>(s.slopes[static_cast<std::size_t>(q.head)]) * static_cast<R>(distance(q, key));
+        return z + static_cast<R>(s.slopes[static_cast<std::size_t>(q.head)]) *
+                       static_cast<R>(alibi_distance(q, key));
       case Part::run: {
         const R a = factor<R>(q, key);
         return a * (z - a) + R(1);
       }
       case Part::bias:
         return z + static_cast<R>(s.bias_at(q, key));
+      case Part::sloped_bias:
+        return z +
+               static_cast<R>(s.slopes[static_cast<std::size_t>(q.head)]) * static_cast<R>(s.bias_at(q, key));
       default:
         return own_score(z, q.head, q.index, key, distance(q, key));
     }
@@ -50,6 +54,10 @@ struct Formula {
   }
   index_t distance(const Query& q, index_t key) const {
     return c->mask.key_position(q.batch, key) - c->mask.query_position(q);
+  }
+  index_t alibi_distance(const Query& q, index_t key) const {
+    const bool is_absolute = c->score.distance == ssmax::AlibiDistance::absolute;
+    return is_absolute ? -std::abs(distance(q, key)) : distance(q, key);
   }
 
   template <class R>
@@ -78,7 +86,7 @@ struct Formula {
     for (std::size_t i = before.size(); i-- > 0;) {
       const Part part = s.parts[i];
       if (part == Part::alibi) {
-        into.dslopes.add(static_cast<std::size_t>(q.head), dz * static_cast<R>(distance(q, key)), size);
+        into.dslopes.add(static_cast<std::size_t>(q.head), dz * static_cast<R>(alibi_distance(q, key)), size);
       } else if (part == Part::bias) {
         const auto& t = s.strides;
         into.dbias.add(static_cast<std::size_t>(q.batch * t[0] + q.head * t[1] + q.index * t[2] + key * t[3]),
@@ -106,14 +114,22 @@ struct Definition {
     return c->sinks.empty() ? -reference::infinity
                             : static_cast<Real>(c->sinks[static_cast<std::size_t>(head)]);
   }
+  Real dropout_factor(const Query& q, index_t key) const {
+    const ssmax::Dropout& dropout = c->dropout;
+    if (dropout.p <= 0) return 1;
+    const index_t position = q.index + c->mask.keys[static_cast<std::size_t>(q.batch)] - c->queries;
+    if (reference::is_dropped(dropout, q.batch, q.head, position, key)) return 0;
+    return 65536 / (65536 - std::rint(static_cast<Real>(dropout.p) * 65536));
+  }
 };
 
 std::vector<Bounded> exact(const std::vector<double>& values) { return {values.begin(), values.end()}; }
 
 /// Turns rows [batch, head, row, d] to their positions or, where sign is -1, back.
 template <class Position>
-void turn(std::vector<Bounded>& values, const std::array<index_t, 4>& extents,
-          const ssmax::RopeOptions& options, index_t sign, const Position& position) {
+void turn(std::vector<Bounded>& values, const std::array<index_t, 4>& extents, const AttentionCase& c,
+          index_t sign, const Position& position) {
+  const ssmax::RopeOptions& options = *c.rope;
   const index_t half = options.width / 2;
   const bool neighbours = options.pairing == ssmax::Pairing::interleaved;
   Bounded* row = values.data();
@@ -121,16 +137,19 @@ void turn(std::vector<Bounded>& values, const std::array<index_t, 4>& extents,
     for (index_t head = 0; head < extents[1]; ++head) {
       for (index_t at = 0; at < extents[2]; ++at, row += extents[3]) {
         for (index_t i = 0; i < half; ++i) {
-          const Real omega = std::pow(static_cast<Real>(options.theta),
-                                      -2 * static_cast<Real>(i) / static_cast<Real>(options.width)) /
-                             static_cast<Real>(options.scaling.factor);
-          const Real angle = static_cast<Real>(position(batch, head, at)) * omega;
+          const Real omega = c.frequencies.empty()
+                                 ? std::pow(static_cast<Real>(options.theta),
+                                            -2 * static_cast<Real>(i) / static_cast<Real>(options.width)) /
+                                       static_cast<Real>(options.scaling.factor)
+                                 : static_cast<Real>(c.frequencies[static_cast<std::size_t>(i)]);
+          const Real angle = static_cast<Real>(c.rope_position(position(batch, head, at), i)) * omega;
+          const Real factor = omega == 0 ? 1 : static_cast<Real>(options.attention_factor);
           // Angles are formed in double.
-          const Real error = Bounded::unit + std::abs(angle) * 0x1p-51L;
-          const Bounded cosine(std::cos(angle), error),
-              sine(static_cast<Real>(sign) * std::sin(angle), error);
-          Bounded& a = row[neighbours ? 2 * i : i];
-          Bounded& b = row[neighbours ? 2 * i + 1 : i + half];
+          const Real error = factor * (Bounded::unit + std::abs(angle) * 0x1p-51L);
+          const Bounded cosine(factor * std::cos(angle), error),
+              sine(static_cast<Real>(sign) * factor * std::sin(angle), error);
+          Bounded& a = row[options.first_channel + (neighbours ? 2 * i : i)];
+          Bounded& b = row[options.first_channel + (neighbours ? 2 * i + 1 : i + half)];
           const Bounded before = a;
           a = before * cosine - b * sine;
           b = b * cosine + before * sine;
@@ -142,14 +161,14 @@ void turn(std::vector<Bounded>& values, const std::array<index_t, 4>& extents,
 
 void turn_both(const AttentionCase& c, std::vector<Bounded>& q, std::vector<Bounded>& k, index_t sign) {
   if (!c.rope) return;
-  turn(q, c.q_extents(), *c.rope, sign, [&](index_t batch, index_t head, index_t i) {
+  turn(q, c.q_extents(), c, sign, [&](index_t batch, index_t head, index_t i) {
     const Query query{batch, head, i, c.mask.shape};
     // A cache's keys stand where they were appended, whatever the mask says.
     if (!c.rotates_keys) return i + c.mask.keys[static_cast<std::size_t>(batch)] - c.queries;
     return c.key_position + c.mask.query_position(query);
   });
   if (!c.rotates_keys) return;
-  turn(k, c.k_extents(), *c.rope, sign,
+  turn(k, c.k_extents(), c, sign,
        [&](index_t batch, index_t, index_t key) { return c.key_position + c.mask.key_position(batch, key); });
 }
 

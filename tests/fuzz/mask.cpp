@@ -146,8 +146,8 @@ DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>
     if (needs.ring > 0) return 3;
     for (;;) {
       const auto kind = static_cast<int>(random.between(0, 17));
-      if (needs.ranges_only && kind >= 10) continue;
-      if (!same_keys && (kind == 6 || kind == 7 || kind == 10 || kind == 11 || kind == 13 || kind >= 15))
+      if (needs.ranges_only && kind >= 10 && kind < 16) continue;
+      if (!same_keys && (kind == 6 || kind == 7 || kind == 10 || kind == 11 || kind == 13 || kind == 15))
         continue;
       if (!same_keys && kind == 2) continue;
       return kind;
@@ -312,6 +312,30 @@ DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>
       definition.key_position = [](const Query& q, index_t key) {
         return OwnPositions{}.key_position(q, key);
       };
+      break;
+    case 16: {
+      const index_t size = random.between(1, shape.keys + 1);
+      drawn.words = "Chunks(" + std::to_string(size) + ")";
+      hold(drawn, ssmax::Chunks(size));
+      definition.sees = [=](const Query& q, index_t key) {
+        return key <= standing(q) && key / size == standing(q) / size;
+      };
+      break;
+    }
+    case 17:
+      if (random.chance(0.5)) {
+        hold(drawn, ssmax::CausalTopLeft{});
+        definition.sees = [](const Query& q, index_t key) { return key <= q.index; };
+      } else {
+        const ssmax::SlidingWindow w = window();
+        hold(drawn, w & ssmax::CausalTopLeft{});
+        definition.sees = [=](const Query& q, index_t key) {
+          return key <= q.index && in_window(w, q.index, key);
+        };
+        drawn.words += " & ";
+      }
+      drawn.words += "CausalTopLeft";
+      definition.query_position = [](const Query& q) { return q.index; };
       break;
     default:
       drawn.words = "Causal";

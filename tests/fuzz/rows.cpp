@@ -1,5 +1,5 @@
 // Cases of rows: softmax, log_softmax, logsumexp and both backwards, against tests/reference.hpp.
-#include <ssmax/cross_entropy.hpp>
+#include <ssmax/ragged_rows.hpp>
 #include <ssmax/softmax.hpp>
 
 #include "../reference.hpp"
@@ -20,19 +20,28 @@ struct RowsCase {
   std::vector<double> logits, y, dout;
   DrawnMask mask;
   DrawnScaling scaling;
-  Layout of_logits, of_out, of_y, of_dout;
+  Layout of_logits, of_out, of_lse, of_y, of_dout;
   bool in_place;  // forward: over the logits; backward: over dout
   bool inherits_uniform;
+  std::vector<index_t> begins;  // of ragged rows, or empty
   AnyExecutor executor;
 
-  /// Calls f(row index, query, row for the scaling, keys) for every row.
+  /// Calls f(first element, row for the scaling, keys, elements) for every row.
   template <class F>
   void for_each_row(const F& f) const {
+    for (index_t head = 0; head < extents[2] && !begins.empty(); ++head) {
+      for (std::size_t row = 0; row + 1 < begins.size(); ++row) {
+        const index_t n = begins[row + 1] - begins[row];
+        const PlacedRow scaled{{head, std::max<index_t>(n - 1, 0), n}, 0, static_cast<index_t>(row)};
+        f(static_cast<std::size_t>(head * extents[3] + begins[row]), scaled, reference::Keys{0, n}, n);
+      }
+    }
+    if (!begins.empty()) return;
     Query q{0, 0, 0, mask.shape};
-    std::size_t row = 0;
+    std::size_t first = 0;
     for (q.batch = 0; q.batch < extents[0]; ++q.batch) {
       for (q.head = 0; q.head < extents[1]; ++q.head) {
-        for (q.index = 0; q.index < extents[2]; ++q.index, ++row) {
+        for (q.index = 0; q.index < extents[2]; ++q.index, first += static_cast<std::size_t>(extents[3])) {
           reference::Keys keys;
           bool any = false;
           for (index_t key = 0; key < extents[3]; ++key) {
@@ -44,7 +53,7 @@ struct RowsCase {
           PlacedRow scaled{{q.head, 0, keys.count()}, q.batch, q.index};
           if (any)
             scaled.position = inherits_uniform ? std::max<index_t>(0, q.position()) : mask.row_position(q);
-          f(row, scaled, keys);
+          f(first, scaled, keys, extents[3]);
         }
       }
     }
@@ -52,7 +61,7 @@ struct RowsCase {
   bool is_backward() const { return function >= Function::softmax_backward; }
   std::string words() const {
     double lowest = infinity, highest = -infinity;
-    for_each_row([&](std::size_t, const PlacedRow& row, reference::Keys) {
+    for_each_row([&](std::size_t, const PlacedRow& row, reference::Keys, index_t) {
       if (row.n == 0) return;
       lowest = std::min(lowest, static_cast<double>(scaling.formula(row).value));
       highest = std::max(highest, static_cast<double>(scaling.formula(row).value));
@@ -63,10 +72,12 @@ struct RowsCase {
                        name_of(out) + ", rank " + std::to_string(rank) + " extents";
     for (const index_t extent : extents) text += " " + std::to_string(extent);
     return text + (in_place ? ", in place" : "") + "\n  mask " +
-           (inherits_uniform ? "that inherits from Full" : mask.words) + "; scaling " + scaling.words +
-           ", c from " + number(lowest) + " to " + number(highest) + "\n  logits " + of_logits.words() +
-           "; out " + of_out.words() + "; y " + of_y.words() + "; dout " + of_dout.words() + "; " +
-           executor.words();
+           (!begins.empty()    ? "RaggedRows of " + std::to_string(begins.size() - 1) + " rows"
+            : inherits_uniform ? "that inherits from Full"
+                               : mask.words) +
+           "; scaling " + scaling.words + ", c from " + number(lowest) + " to " + number(highest) +
+           "\n  logits " + of_logits.words() + "; out " + of_out.words() + "; y " + of_y.words() + "; dout " +
+           of_dout.words() + "; " + executor.words();
   }
 };
 
@@ -202,28 +213,33 @@ void call_forward(const RowsCase& c, const Tensor<X>& logits, const Tensor<Y>& o
   if constexpr (std::is_same_v<X, Y>) {
     if (c.in_place) to = last<Rank>(logits.view());
   }
-  const auto call = [&](const auto& scaling) {
-    with_row_mask<Rank>(c, [&](const auto& mask) {
-      switch (c.function) {
-        case Function::softmax:
-          return ssmax::softmax(in, to, scaling, mask, c.executor);
-        case Function::log_softmax:
-          return ssmax::log_softmax(in, to, scaling, mask, c.executor);
-        default:
-          if constexpr (Rank > 1) {
-            const View<Y, 3> all = lse.trailing();
-            std::array<index_t, Rank - 1> extents{}, strides{};
-            for (int i = 0; i < Rank - 1; ++i) {
-              extents[static_cast<std::size_t>(i)] = all.extent(4 - Rank + i);
-              strides[static_cast<std::size_t>(i)] = all.stride(4 - Rank + i);
-            }
-            ssmax::logsumexp(in, View<Y, Rank - 1>(all.data_handle(), extents, strides), scaling, mask,
-                             c.executor);
+  const auto call = [&]<class M>(const auto& scaling, const M& mask) {
+    switch (c.function) {
+      case Function::softmax:
+        return ssmax::softmax(in, to, scaling, mask, c.executor);
+      case Function::log_softmax:
+        return ssmax::log_softmax(in, to, scaling, mask, c.executor);
+      default:
+        if constexpr (std::is_same_v<M, ssmax::RaggedRows>) {
+          ssmax::logsumexp(in, last<Rank>(lse.view()), scaling, mask, c.executor);
+        } else if constexpr (Rank > 1) {
+          const View<Y, 3> all = lse.trailing();
+          std::array<index_t, Rank - 1> extents{}, strides{};
+          for (int i = 0; i < Rank - 1; ++i) {
+            extents[static_cast<std::size_t>(i)] = all.extent(4 - Rank + i);
+            strides[static_cast<std::size_t>(i)] = all.stride(4 - Rank + i);
           }
-      }
-    });
+          ssmax::logsumexp(in, View<Y, Rank - 1>(all.data_handle(), extents, strides), scaling, mask,
+                           c.executor);
+        }
+    }
   };
-  with_plain(c.scaling, call);
+  if constexpr (Rank == 2) {
+    if (!c.begins.empty()) return call(PlacedScaling{c.scaling.scaling.get()}, ssmax::RaggedRows(c.begins));
+  }
+  with_plain(c.scaling, [&](const auto& scaling) {
+    with_row_mask<Rank>(c, [&](const auto& mask) { call(scaling, mask); });
+  });
 }
 
 void compare(const RowsCase& c, const std::string& what, const std::vector<double>& got,
@@ -242,10 +258,9 @@ struct Expected {
 
 Expected expect(const RowsCase& c) {
   Expected expected;
-  c.for_each_row([&](std::size_t row, const PlacedRow& scaled, reference::Keys keys) {
+  c.for_each_row([&](std::size_t first, const PlacedRow& scaled, reference::Keys keys, index_t n) {
     const Bounded multiplier = keys.count() == 0 ? Bounded(0) : c.scaling.formula(scaled);
-    const auto n = static_cast<std::size_t>(c.extents[3]);
-    ExpectedRow one = expect_row(c, row * n, c.extents[3], keys, multiplier);
+    ExpectedRow one = expect_row(c, first, n, keys, multiplier);
     expected.values.insert(expected.values.end(), one.values.begin(), one.values.end());
     expected.bounds.insert(expected.bounds.end(), one.bounds.begin(), one.bounds.end());
     expected.dc.push_back(Bounded(one.dc, one.dc_bound));
@@ -261,7 +276,9 @@ void run_forward(const RowsCase& c) {
     logits.fill(c.logits);
     const auto before = logits.bytes();
     const Tensor<Y> out(c.extents, c.of_out);
-    const Tensor<Y> lse({1, c.extents[0], c.extents[1], c.extents[2]}, c.of_out);
+    const std::array<index_t, 4> rows{1, c.extents[0], c.extents[1], c.extents[2]};
+    const std::array<index_t, 4> ragged_rows{1, 1, c.extents[2], std::ssize(c.begins) - 1};
+    const Tensor<Y> lse(c.begins.empty() ? rows : ragged_rows, c.of_lse);
     switch (c.rank) {
       case 1:
         call_forward<X, Y, 1>(c, logits, out, lse);
@@ -302,19 +319,30 @@ void run_backward(const RowsCase& c) {
     dout.fill(c.dout);
     const Tensor<T>& into = c.in_place ? dout : out;
     const auto before = y.bytes();
-    const auto call = [&](const auto& scaling) {
-      const ssmax::RowsBackward<T, 4> rows{
-          .out = y.view(), .dout = dout.view(), .logits = logits.view(), .dlogits = into.view()};
-      with_row_mask<4>(c, [&](const auto& mask) {
-        if (c.function == Function::softmax_backward) {
-          ssmax::softmax_backward<T, 4>(rows, scaling, mask, c.executor);
-        } else {
-          ssmax::log_softmax_backward<T, 4>(rows, scaling, mask, c.executor);
-        }
-      });
+    const auto call_rank = [&]<int Rank>(std::integral_constant<int, Rank>, const auto& scaling,
+                                         const auto& mask) {
+      const ssmax::RowsBackward<T, Rank> rows{.out = last<Rank>(View<const T, 4>(y.view())),
+                                              .dout = last<Rank>(View<const T, 4>(dout.view())),
+                                              .logits = last<Rank>(View<const T, 4>(logits.view())),
+                                              .dlogits = last<Rank>(into.view())};
+      if (c.function == Function::softmax_backward) {
+        ssmax::softmax_backward<T, Rank>(rows, scaling, mask, c.executor);
+      } else {
+        ssmax::log_softmax_backward<T, Rank>(rows, scaling, mask, c.executor);
+      }
     };
-    if (c.scaling.learns()) {
-      for (const ParameterGradient& gradient : c.scaling.gradients) gradient.clear();
+    const auto call = [&](const auto& scaling) {
+      with_row_mask<4>(c,
+                       [&](const auto& mask) { call_rank(std::integral_constant<int, 4>{}, scaling, mask); });
+    };
+    for (const ParameterGradient& gradient : c.scaling.gradients) gradient.clear();
+    if (!c.begins.empty()) {
+      const std::integral_constant<int, 2> rank;
+      const PlacedScaling placed{c.scaling.scaling.get()};
+      const ssmax::RaggedRows ragged(c.begins);
+      if (!c.scaling.learns()) call_rank(rank, placed, ragged);
+      if (c.scaling.learns()) call_rank(rank, LearningPlacedScaling{placed}, ragged);
+    } else if (c.scaling.learns()) {
       with_learning(c.scaling, call);
     } else {
       with_plain(c.scaling, call);
@@ -326,8 +354,10 @@ void run_backward(const RowsCase& c) {
     for (const ParameterGradient& gradient : c.scaling.gradients) {
       std::vector<Bounded> sums(gradient.size);
       Bounded::unit = static_cast<Real>(std::max(unit_of(c.in), unit_of(gradient.element)));
-      c.for_each_row([&](std::size_t row, const PlacedRow& scaled, reference::Keys) {
-        if (scaled.n > 0) sums[gradient.index(scaled)] += Bounded(gradient.weight(scaled)) * expected.dc[row];
+      auto dc = expected.dc.begin();
+      c.for_each_row([&](std::size_t, const PlacedRow& scaled, reference::Keys, index_t) {
+        const Bounded of_row = *dc++;
+        if (scaled.n > 0) sums[gradient.index(scaled)] += Bounded(gradient.weight(scaled)) * of_row;
       });
       check_values(target + " " + gradient.name, gradient.values(), sums, gradient.element);
     }
@@ -360,15 +390,19 @@ RowsCase draw_rows(Random& random, const Options& options) {
   }
   const index_t keys = n, count = c.extents[0] * c.extents[1] * c.extents[2] * n;
   const std::vector<index_t> lengths(static_cast<std::size_t>(c.extents[0]), keys);
-  const QueryShape shape{c.extents[0], c.extents[1], c.extents[2], keys};
+  QueryShape shape{c.extents[0], c.extents[1], c.extents[2], keys};
   c.mask = draw_mask(random, shape, lengths, {.ranges_only = true});
   c.inherits_uniform = options.odd_names && random.chance(0.01);
   if (c.mask.positions || c.inherits_uniform) c.rank = 4;
+  if (c.extents[0] == 1 && c.extents[1] == 1 && !c.inherits_uniform && random.chance(0.4)) {
+    c.begins = draw_bounds(random, random.between(1, 30), n);
+    c.rank = 2;
+    shape = {1, c.extents[2], std::ssize(c.begins) - 1, n};
+  }
   c.scaling = draw_scaling(random, shape, c.is_backward() && random.chance(0.4));
-  c.of_logits = draw_layout(random, false);
-  c.of_out = draw_layout(random, false);
-  c.of_y = draw_layout(random, false);
-  c.of_dout = draw_layout(random, false);
+  for (Layout* layout : {&c.of_logits, &c.of_out, &c.of_y, &c.of_dout})
+    *layout = draw_layout(random, false, c.begins.empty() && random.chance(0.4));
+  c.of_lse = draw_layout(random, false);
   c.logits = draw_logits(random, count, c.in);
   if (c.is_backward()) {
     // y need not be softmax's for its backward to be what the formula says. It is finite, as the logits are.
@@ -384,10 +418,10 @@ RowsCase draw_rows(Random& random, const Options& options) {
   }
   // What a mask hides is never read.
   if (random.chance(0.3)) {
-    c.for_each_row([&](std::size_t row, const Row&, reference::Keys visible) {
-      for (index_t key = 0; key < n; ++key) {
+    c.for_each_row([&](std::size_t first, const Row&, reference::Keys visible, index_t elements) {
+      for (index_t key = 0; key < elements; ++key) {
         if (key >= visible.begin && key < visible.end) continue;
-        const std::size_t at = row * static_cast<std::size_t>(n) + static_cast<std::size_t>(key);
+        const std::size_t at = first + static_cast<std::size_t>(key);
         c.logits[at] = nan;
         if (c.is_backward()) c.dout[at] = nan;
       }

@@ -24,6 +24,8 @@ std::vector<Part> parts_of(ScoreKind kind) {
       return {Part::softcap, Part::alibi};
     case alibi_bias:
       return {Part::alibi, Part::bias};
+    case sloped_bias:
+      return {Part::sloped_bias};
     case nested:
       return {Part::own, Part::softcap, Part::bias, Part::alibi};
     default:
@@ -43,6 +45,7 @@ const char* name_of(ScoreKind kind) {
                                    "Softcap | Alibi",
                                    "Alibi | Bias",
                                    "(the user's | Softcap) | (Bias | Alibi)",
+                                   "SlopedBias<half>",
                                    "the user's with slope(int)",
                                    "the user's with int row(Query)",
                                    "the user's with row(int)",
@@ -50,6 +53,11 @@ const char* name_of(ScoreKind kind) {
                                    "the user's with first() and second()",
                                    "the user's derived from Alibi"};
   return names[static_cast<int>(kind)];
+}
+
+bool reads_matrix(ScoreKind kind) {
+  return std::ranges::any_of(parts_of(kind),
+                             [](Part part) { return part == Part::bias || part == Part::sloped_bias; });
 }
 
 template <Breadth breadth>
@@ -69,9 +77,7 @@ DrawnScore draw_score(Random& random, const DrawnMask& mask, const ScoreNeeds& n
   for (const index_t of_entry : mask.keys) same_keys = same_keys && of_entry == mask.shape.keys;
   const auto fits = [&](ScoreKind kind) {
     const bool odd = kind >= ScoreKind::named_slope;
-    for (const Part part : parts_of(kind)) {
-      if (part == Part::bias && !same_keys) return false;
-    }
+    if (reads_matrix(kind) && !same_keys) return false;
     const bool compiled =
         needs.all ? is_compiled<Breadth::all>(mask, kind) : is_compiled<Breadth::some>(mask, kind);
     return compiled && (!odd || (needs.odd_names && random.chance(0.3)));
@@ -91,8 +97,9 @@ DrawnScore draw_score(Random& random, const DrawnMask& mask, const ScoreNeeds& n
   const QueryShape& shape = mask.shape;
   drawn.extents = {shape.batch, shape.heads, shape.queries, shape.keys};
   for (index_t h = 0; h < shape.heads; ++h) drawn.slopes.push_back(random.pick({0.5, 0.0, -0.25, 0.07}));
-  const bool has_bias = std::ranges::find(drawn.parts, Part::bias) != drawn.parts.end();
-  if (!has_bias) return drawn;
+  if (random.chance(0.4)) drawn.distance = ssmax::AlibiDistance::absolute;
+  if (drawn.distance == ssmax::AlibiDistance::absolute) drawn.words += ", distances of Alibi absolute";
+  if (!reads_matrix(drawn.kind)) return drawn;
   index_t stride = 1;
   for (std::size_t i = 4; i-- > 0;) {
     if (random.chance(i == 3 ? 0.1 : 0.2)) {
@@ -102,7 +109,8 @@ DrawnScore draw_score(Random& random, const DrawnMask& mask, const ScoreNeeds& n
     drawn.strides[i] = stride;
     stride = stride * std::max<index_t>(drawn.extents[i], 1) + (random.chance(0.2) ? 3 : 0);
   }
-  const double hidden = random.chance(0.2) ? 0.1 : 0;
+  // SlopedBias takes no -inf.
+  const double hidden = random.chance(0.2) && drawn.kind != ScoreKind::sloped_bias ? 0.1 : 0;
   if (hidden > 0) drawn.words += " with -inf";
   for (index_t i = 0; i < stride; ++i) {
     // Held by every type.

@@ -14,7 +14,7 @@
 namespace fuzz {
 
 /// One of what a composed score is made of.
-enum class Part { softcap, alibi, run, bias, own };
+enum class Part { softcap, alibi, run, bias, sloped_bias, own };
 
 /// Each is a type of its own for the library.
 enum class ScoreKind {
@@ -29,6 +29,7 @@ enum class ScoreKind {
   softcap_alibi,
   alibi_bias,
   nested,       // (own | softcap) | (bias | alibi)
+  sloped_bias,  // of half
   named_slope,  // from here on: members with the names of fast paths
   named_row,
   named_row_of_int,
@@ -44,6 +45,7 @@ struct DrawnScore {
   double cap = 1;
   std::shared_ptr<const ssmax::ScaleInvariant> run{};
   double tau = 10;
+  ssmax::AlibiDistance distance = ssmax::AlibiDistance::relative;
   std::vector<double> slopes, bias;  // of the heads; as `strides` say, broadcast where 0
   std::array<index_t, 4> extents{}, strides{};
   bool learns = false;
@@ -84,7 +86,7 @@ void with_score(const DrawnScore& drawn, const Kinds& kinds, const F& f) {
   static_cast<void>(kinds);
   const auto softcap_of = [&] { return ssmax::Softcap(drawn.cap); };
   const auto alibi_of = [&] {
-    const ssmax::Alibi alibi(drawn.slopes);
+    const ssmax::Alibi alibi(drawn.slopes, drawn.distance);
     if constexpr (learn) {
       return alibi.gradient(drawn.dslopes);
     } else {
@@ -120,6 +122,9 @@ void with_score(const DrawnScore& drawn, const Kinds& kinds, const F& f) {
   SSMAX_FUZZ_SCORE(alibi_bias, alibi_of() | bias_of());
   SSMAX_FUZZ_SCORE(nested,
                    ssmax::Composed(ssmax::Composed(OwnScore{}, softcap_of()), bias_of() | alibi_of()));
+  SSMAX_FUZZ_SCORE(sloped_bias, ssmax::SlopedBias(ssmax::View<const ssmax::half, 4>(
+                                                      drawn.bias_half.data(), drawn.extents, drawn.strides),
+                                                  drawn.slopes));
   SSMAX_FUZZ_SCORE(named_slope, NamedSlope{});
   SSMAX_FUZZ_SCORE(named_row, NamedRow{});
   SSMAX_FUZZ_SCORE(named_row_of_int, NamedRowOfInt{});

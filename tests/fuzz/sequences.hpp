@@ -31,6 +31,8 @@ struct SequencesCase {
   bool has_rope, rotates_source_keys, rounded_rotation, float_products, batch_invariant;
   index_t key_position;
   std::vector<float> sinks;
+  ssmax::Dropout dropout;
+  std::vector<std::uint64_t> seeds;  // of the dropout, one per sequence
   bool scaled_sinks, wants_lse;
   AnyExecutor executor;
   std::uint64_t seed;  // of the numbers

@@ -85,6 +85,8 @@ void run_sequences(Random& random, const Options&, std::string& words) {
   // 2. Options.
   if (c.has_rope) {
     c.rope.width = 2 * random.between(1, c.d / 2);
+    c.rope.first_channel = random.between(0, c.d - c.rope.width);
+    c.rope.attention_factor = random.pick({1.0, 1.25});
     c.rotates_source_keys = random.chance(0.4);
     c.key_position = c.rotates_source_keys ? random.between(0, 9) : 0;
   }
@@ -96,6 +98,10 @@ void run_sequences(Random& random, const Options&, std::string& words) {
   if (random.chance(0.2)) {
     for (index_t h = 0; h < c.heads; ++h) c.sinks.push_back(static_cast<float>(random.normal()));
     c.scaled_sinks = random.chance(0.4);
+  }
+  if (random.chance(0.1)) {
+    c.dropout = {.p = 0.3, .offset = random.next()};
+    for (index_t b = 0; b < c.sequences(); ++b) c.seeds.push_back(random.next());
   }
   // 3. The layout of the rows.
   const index_t most = *std::ranges::max_element(c.queries), least = *std::ranges::min_element(c.queries);
@@ -114,7 +120,7 @@ void run_sequences(Random& random, const Options&, std::string& words) {
     c.mask = draw_run_mask(random, longest, RunMasks::of_any_queries);
   } else {
     const index_t left = random.between(0, c.longest()), right = random.between(0, 3);
-    switch (random.between(0, 3)) {
+    switch (random.between(0, 4)) {
       case 0:
         hold(c.mask, ssmax::Full{});
         c.mask.words = "Full";
@@ -122,6 +128,10 @@ void run_sequences(Random& random, const Options&, std::string& words) {
       case 1:
         hold(c.mask, ssmax::SlidingWindow(left, right));
         c.mask.words = "SlidingWindow(" + std::to_string(left) + ", " + std::to_string(right) + ")";
+        break;
+      case 2:
+        hold(c.mask, ssmax::Chunks(left + 1));
+        c.mask.words = "Chunks(" + std::to_string(left + 1) + ")";
         break;
       default:
         hold(c.mask, ssmax::Causal{});
@@ -162,6 +172,8 @@ std::string SequencesCase::words() const {
   text += packed ? "; packed" : gives_lengths ? "; padded" : "; no lengths";
   text += "\n  mask " + mask.words + "; " + executor.words();
   if (has_rope) add("; rope of width", rope.width);
+  if (has_rope) add("from channel", rope.first_channel);
+  if (!seeds.empty()) text += "; dropout";
   if (rotates_source_keys) add("; rotate_source_keys, key_position", key_position);
   text += std::string(rounded_rotation ? "; rounded_rotation" : "") +
           (float_products ? "; float_products" : "") + (batch_invariant ? "; batch_invariant" : "") +

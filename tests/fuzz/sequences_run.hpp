@@ -144,6 +144,7 @@ class Contents {
     }
     // 4. Copy the stored rows to pages in a random order.
     fill_pool(c, families, random);
+    if constexpr (ssmax::detail::StoredRows<K, V>::accepts_quantized) append_quantized(c);
   }
   Contents(const Contents&) = delete;
   Contents& operator=(const Contents&) = delete;
@@ -179,6 +180,22 @@ class Contents {
                                          View<const V, 4>(v_.data(), {places, 1, kv, v_width}),
                                          ssmax::PageTable<int>(lists, lengths_),
                                          {.k = scales(k_scales_, extents), .v = scales(v_scales_, extents)}));
+    // Each kv head has a table of its own: a page begins at a row of the pool, and its keys are kv rows apart.
+    const index_t starts = (places - c.page + 1) * kv;
+    const auto begins_at_rows = [&]<class X>(const std::vector<X>& rows, index_t row) {
+      return View<const X, 4>(rows.data(), {starts, c.page, kv, row}, {row, kv * row, 0, 1});
+    };
+    const auto scales_at_rows = [&](const std::vector<float>& all) {
+      return all.empty() ? View<const float, 3>{}
+                         : View<const float, 3>(all.data(), {starts, c.page, kv}, {1, kv, 0});
+    };
+    result.emplace_back(
+        "PagedKeys with a table per kv head",
+        ssmax::PagedKeys(
+            begins_at_rows(k_, k_width), begins_at_rows(v_, v_width),
+            ssmax::PageTable<int>(View<const int, 3>(per_head_.data(), {batch, kv, entries_}), lengths_),
+            {.k = scales_at_rows(k_scales_), .v = scales_at_rows(v_scales_)}));
+    if (quantized_) result.emplace_back("PagedKvCache of quantized rows", quantized_->source(quantized_ids_));
     return result;
   }
 
@@ -212,12 +229,17 @@ class Contents {
     // Entries beyond the lengths are never read.
     common_.assign(static_cast<std::size_t>(batch * entries_), 2'000'000'000);
     missing_ = common_;
+    per_head_.assign(static_cast<std::size_t>(batch * kv * entries_), 2'000'000'000);
     indices_.assign(static_cast<std::size_t>(batch * entries_ * c.page), -2'000'000'000);
     for (index_t b = 0, next = 0; b < batch; ++b) {
       const auto sequence = static_cast<std::size_t>(b);
       for (index_t i = 0; i < pages(c, b); ++i) {
         const auto entry = static_cast<std::size_t>(b * entries_ + i);
         missing_[entry] = common_[entry] = order[static_cast<std::size_t>(next++)];
+        for (index_t h = 0; h < kv; ++h) {
+          per_head_[static_cast<std::size_t>((b * kv + h) * entries_ + i)] =
+              static_cast<int>(common_[entry] * c.page * kv + h);
+        }
         if ((i + 1) * c.page <= families.common[sequence])
           common_[entry] = common_[static_cast<std::size_t>(families.leaders[sequence] * entries_ + i)];
       }
@@ -243,14 +265,35 @@ class Contents {
     }
   }
 
+  /// Appends the rows of the pool, which are quantized, to a cache.
+  void append_quantized(const SequencesCase& c) {
+    quantized_.emplace(paged_->options());
+    const index_t kv = c.kv_heads, k_width = c.d / ssmax::detail::group_of<K>,
+                  v_width = c.dv / ssmax::detail::group_of<V>;
+    for (index_t b = 0; b < c.sequences(); ++b) {
+      quantized_ids_.push_back(quantized_->add());
+      for (index_t key = 0; key < c.length(b); key += c.page) {
+        const index_t n = std::min(c.page, c.length(b) - key),
+                      row = indices_[static_cast<std::size_t>(b * entries_ * c.page + key)] * kv;
+        const auto scales = [&](const std::vector<float>& all) {
+          return all.empty() ? View<const float, 2>{} : View<const float, 2>(all.data() + row, {n, kv});
+        };
+        quantized_->append(View<const K, 3>(k_.data() + row * k_width, {n, kv, k_width}),
+                           View<const V, 3>(v_.data() + row * v_width, {n, kv, v_width}),
+                           std::vector<index_t>(static_cast<std::size_t>(n), quantized_ids_.back()),
+                           scales(k_scales_), scales(v_scales_));
+      }
+    }
+  }
+
   ssmax::KvCache<K, V> cache_;
-  std::optional<ssmax::PagedKvCache<K, V>> paged_;
-  std::vector<index_t> ids_;
+  std::optional<ssmax::PagedKvCache<K, V>> paged_, quantized_;
+  std::vector<index_t> ids_, quantized_ids_;
   index_t pages_of_all_, entries_ = 0;  // entries_: of a row of a table
   std::vector<K> k_;
   std::vector<V> v_;
   std::vector<float> k_scales_, v_scales_;
-  std::vector<int> lengths_, common_, missing_, indices_;
+  std::vector<int> lengths_, common_, missing_, indices_, per_head_;
 };
 
 struct TreeMask : WithRuns<PositionPredicateMask> {
@@ -346,7 +389,9 @@ void run_sequences(const SequencesCase& c) {
                                      .rounded_rotation = c.rounded_rotation,
                                      .batch_invariant = c.batch_invariant,
                                      .scaled_sinks = c.scaled_sinks,
-                                     .rotate_source_keys = c.rotates_source_keys};
+                                     .rotate_source_keys = c.rotates_source_keys,
+                                     .dropout = c.dropout};
+  options.dropout.seeds = c.seeds;
   const auto lengths_of = [&](const std::vector<index_t>& numbers) {
     if (!c.gives_lengths) return ssmax::SequenceLengths();
     return c.packed ? ssmax::SequenceLengths::packed_queries(numbers)
@@ -363,6 +408,8 @@ void run_sequences(const SequencesCase& c) {
       const auto arguments = [&](Result& result, const Source& source, const auto& of_call, index_t b = -1) {
         auto a = ssmax::with(result.arguments(q, source, b), of_call);
         a.more_queries_than_keys = true;
+        if (b >= 0 && !c.seeds.empty())
+          a.dropout.seeds = std::span(c.seeds).subspan(static_cast<std::size_t>(b), 1);
         return a;
       };
       const auto check = [&](const std::string& what, const Result& expected, const auto& call) {
@@ -427,7 +474,7 @@ void run_sequences(const SequencesCase& c) {
       const auto of_others = others->sources(c);
       const Result second = alone(of_others[0]);
       for (int pair = 0; pair < 2; ++pair) {
-        const auto i = random.pick<std::size_t>({0, 1, 2, 2, 3, 4}),
+        const auto i = random.pick<std::size_t>({0, 1, 2, 2, 3, 4, 5}),
                    j = random.pick<std::size_t>({1, 2, 2, 3});
         check_plan(of_first[i], of_others[j], second, true);
         check_plan(of_others[j], of_first[i], first, true);

@@ -19,8 +19,9 @@ using ssmax::View;
 
 /// How a tensor lies, drawn before its element type is known.
 struct Layout {
-  std::array<int, 3> order{2, 1, 0};  // of the dimensions before the last, the innermost first
-  std::array<index_t, 4> gaps{};      // elements between the rows of a dimension
+  std::array<int, 4> order{3, 2, 1, 0};  // of the dimensions, the innermost first
+  index_t step = 1;                      // stride of the innermost dimension
+  std::array<index_t, 4> gaps{};         // elements between the rows of a dimension
   std::array<bool, 3> backwards{};
   std::array<bool, 3> broadcast{};  // stride 0
   index_t before = 0;               // elements before the first one
@@ -34,17 +35,20 @@ struct Layout {
       if (backwards[i]) text += " backwards" + std::to_string(i);
       if (broadcast[i]) text += " broadcast" + std::to_string(i);
     }
-    return text + " offset " + std::to_string(before);
+    return text + " offset " + std::to_string(before) + " step " + std::to_string(step);
   }
 };
 
-inline Layout draw_layout(Random& random, bool may_broadcast) {
+/// `any_stride`: the last stride may be any number.
+inline Layout draw_layout(Random& random, bool may_broadcast, bool any_stride = false) {
   Layout layout;
   if (random.chance(0.3)) return layout;
-  for (int i = 2; i > 0; --i) {
+  const index_t first = any_stride && random.chance(0.4) ? 0 : 1;
+  for (index_t i = 3; i > first; --i) {
     std::swap(layout.order[static_cast<std::size_t>(i)],
-              layout.order[static_cast<std::size_t>(random.between(0, i))]);
+              layout.order[static_cast<std::size_t>(random.between(first, i))]);
   }
+  if (first == 0) layout.step = random.between(1, 3);
   for (index_t& gap : layout.gaps) gap = random.chance(0.4) ? random.between(1, 7) : 0;
   for (bool& backwards : layout.backwards) backwards = random.chance(0.12);
   for (bool& broadcast : layout.broadcast) broadcast = may_broadcast && random.chance(0.06);
@@ -52,16 +56,16 @@ inline Layout draw_layout(Random& random, bool may_broadcast) {
   return layout;
 }
 
-/// A tensor of rank 4 with last stride 1. What lies between its elements is NaN with a pattern, and has to stay so.
+/// A tensor of rank 4. What lies between its elements is NaN with a pattern, and has to stay so.
 template <class T>
 class Tensor {
  public:
   Tensor(const std::array<index_t, 4>& extents, const Layout& layout) : extents_(extents) {
     const auto part = [&](std::size_t i) { return extents_[i]; };
-    index_t stride = part(3) + layout.gaps[3], reach = part(3);
+    index_t stride = layout.step, reach = 1;
     for (const int dimension : layout.order) {
       const auto i = static_cast<std::size_t>(dimension);
-      if (layout.broadcast[i]) continue;
+      if (i < 3 && layout.broadcast[i]) continue;
       strides_[i] = stride;
       reach += (std::max<index_t>(part(i), 1) - 1) * stride;
       stride = stride * std::max<index_t>(part(i), 1) + layout.gaps[i];
@@ -88,7 +92,7 @@ class Tensor {
     index_t first = 0;
     for (const auto& e : extents) {
       Tensor tensor(e);
-      tensor.strides_ = {positions * pitch, d, pitch};
+      tensor.strides_ = {positions * pitch, d, pitch, 1};
       tensor.first_ = first;
       tensor.size_ = static_cast<std::size_t>(batch * positions * pitch);
       first += e[1] * d;
@@ -102,13 +106,12 @@ class Tensor {
     return result;
   }
 
-  View<T, 4> view() const {
-    return {
-        size_ == 0 ? nullptr : memory_.get() + first_, extents_, {strides_[0], strides_[1], strides_[2], 1}};
-  }
+  View<T, 4> view() const { return {size_ == 0 ? nullptr : memory_.get() + first_, extents_, strides_}; }
   /// Of rank 3, where the first extent is 1.
   View<T, 3> trailing() const {
-    return {view().data_handle(), {extents_[1], extents_[2], extents_[3]}, {strides_[1], strides_[2], 1}};
+    return {view().data_handle(),
+            {extents_[1], extents_[2], extents_[3]},
+            {strides_[1], strides_[2], strides_[3]}};
   }
   std::size_t count() const {
     return static_cast<std::size_t>(extents_[0] * extents_[1] * extents_[2] * extents_[3]);
@@ -160,7 +163,7 @@ class Tensor {
   }
 
   std::array<index_t, 4> extents_;
-  std::array<index_t, 3> strides_{};
+  std::array<index_t, 4> strides_{};
   index_t first_ = 0;
   std::size_t size_ = 0;
   std::shared_ptr<T[]> memory_;
