@@ -25,7 +25,7 @@ inline constexpr index_t most_sharing_rows = decode_rows;
 template <class Compute>
 bool may_share(const Problem<Compute>& problem, const Result<Compute>& result) {
   return problem.keys.find_shared_keys() != nullptr && problem.sequences() > 1 && !problem.rotates_keys() &&
-         problem.dropout.p <= 0 && result.state.shift.data_handle() == nullptr;
+         problem.dropout.p <= 0 && !problem.has_statistics && result.state.shift.data_handle() == nullptr;
 }
 
 /// A sequence that may share keys, with the memory of its first key.
