@@ -92,24 +92,6 @@ SSMAX_INLINE bool tile_top(const typename S::Value* s, index_t keys, typename S:
   return !S::any(nan);
 }
 
-/// Finds the smallest logit of each lane that is not masked.
-template <class S>
-SSMAX_INLINE typename S::V tile_bottom(const typename S::Value* s, index_t keys) {
-  using V = typename S::V;
-  const V lowest = S::set(std::numeric_limits<typename S::Value>::lowest()),
-          none = S::set(std::numeric_limits<typename S::Value>::infinity());
-  V bottom[4] = {none, none, none, none};
-  for (index_t key = 0; key < keys; key += 4) {
-    SSMAX_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if (key + i >= keys) break;
-      const V x = S::load(s + (key + i) * group_width<S>);
-      bottom[i] = S::select(S::less(x, lowest), bottom[i], S::min(bottom[i], x));
-    }
-  }
-  return S::min(S::min(bottom[0], bottom[1]), S::min(bottom[2], bottom[3]));
-}
-
 /// The statistics of one vector over the keys of one step. Sums have two parts, which add alternate keys.
 template <class S>
 struct StepStatistics {
@@ -119,12 +101,18 @@ struct StepStatistics {
   /// A lower bound of distances, where weights are 0. A masked key then adds 0 instead of NaN.
   static constexpr int lowest = -2048;
 
-  V largest, smallest, distances[2], squares[2];
+  V largest, smallest[2], distances[2], squares[2];
 
-  SSMAX_INLINE StepStatistics(V of_top, V of_bottom) : largest(of_top), smallest(of_bottom) {
+  SSMAX_INLINE explicit StepStatistics(V of_top) : largest(of_top) {
+    smallest[0] = smallest[1] = S::set(std::numeric_limits<T>::infinity());
     distances[0] = distances[1] = squares[0] = squares[1] = S::set(0);
   }
 
+  /// Adds a logit to `smallest`, unless it is masked.
+  SSMAX_INLINE void add_logit(int part, V x) {
+    const typename S::M is_masked = S::less(x, S::set(std::numeric_limits<T>::lowest()));
+    smallest[part] = S::select(is_masked, smallest[part], S::min(smallest[part], x));
+  }
   SSMAX_INLINE void add_distance(int part, V distance, V weight) {
     distances[part] = S::fma(weight, S::max(distance, S::set(lowest)), distances[part]);
   }
@@ -139,7 +127,7 @@ struct StepStatistics {
     S::store(to.distances, S::fma(moved, factor, S::add(distances[0], distances[1])));
     S::store(to.squares, S::fma(S::load(to.squares), S::mul(factor, factor), S::add(squares[0], squares[1])));
     S::store(to.largest, S::max(S::load(to.largest), largest));
-    S::store(to.smallest, S::min(S::load(to.smallest), smallest));
+    S::store(to.smallest, S::min(S::load(to.smallest), S::min(smallest[0], smallest[1])));
   }
 };
 
@@ -160,14 +148,17 @@ SSMAX_INLINE TileChange tile_step(typename S::Value* s, index_t keys,
   const V base = S::select(S::less(raised, S::set(std::numeric_limits<T>::lowest())), S::set(0), raised);
   if (!ordered || S::any(S::not_less(S::abs(base), S::set(largest_shift<T>)))) return TileChange::irregular;
 
-  [[maybe_unused]] StepStatistics<S> step(largest, counts ? tile_bottom<S>(s, keys) : largest);
+  [[maybe_unused]] StepStatistics<S> step(largest);
   const Exp2<S> power(base);
   V sums[4] = {S::set(0), S::set(0), S::set(0), S::set(0)};
   index_t key = 0;
   for (; key + 4 <= keys; key += 4) {
     V x[4];
     SSMAX_UNROLL
-    for (int i = 0; i < 4; ++i) x[i] = S::load(s + (key + i) * group_width<S>);
+    for (int i = 0; i < 4; ++i) {
+      x[i] = S::load(s + (key + i) * group_width<S>);
+      if constexpr (counts) step.add_logit(i % 2, x[i]);
+    }
     power.template apply<4>(x);
     SSMAX_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -179,6 +170,7 @@ SSMAX_INLINE TileChange tile_step(typename S::Value* s, index_t keys,
   }
   for (; key < keys; ++key) {
     V x = S::load(s + key * group_width<S>);
+    if constexpr (counts) step.add_logit(0, x);
     power.template apply<1>(&x);
     if constexpr (counts) step.add(0, S::sub(S::load(s + key * group_width<S>), base), x);
     sums[0] = S::add(sums[0], x);

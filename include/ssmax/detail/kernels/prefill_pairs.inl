@@ -113,15 +113,17 @@ SSMAX_INLINE bool vector_weights(const float* s, index_t keys, const TileState<f
   const typename P::V ones = P::ones();
   const V multiplier = pair_multiplier<S>(state, v), base = pair_base<S>(raised);
   const V back = S::sub(S::set(0), base);
-  // `raised` is the largest logit so far.
-  [[maybe_unused]] StepStatistics<S> step(raised,
-                                          counts ? S::mul(tile_bottom<S>(s, keys), multiplier) : raised);
+  [[maybe_unused]] StepStatistics<S> step(raised);  // the largest logit so far
   V sums[2] = {S::set(0), S::set(0)};
   for (index_t key = 0; key < keys; key += 4) {
     V x[4];
     typename P::V pair[2];
     SSMAX_UNROLL
-    for (int i = 0; i < 4; ++i) x[i] = S::fma(S::load(s + (key + i) * group_width<S>), multiplier, back);
+    for (int i = 0; i < 4; ++i) {
+      const V product = S::load(s + (key + i) * group_width<S>);
+      if constexpr (counts) step.add_logit(i % 2, product);
+      x[i] = S::fma(product, multiplier, back);
+    }
     P::template exp2<2>(x, pair);
     SSMAX_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -138,7 +140,10 @@ SSMAX_INLINE bool vector_weights(const float* s, index_t keys, const TileState<f
   const V before = S::load(shift);
   V factor = S::sub(before, base);
   Exp2<S>(S::set(0)).template apply<1>(&factor);
-  if constexpr (counts) step.add_to(*statistics, S::load(sum), S::sub(before, base), factor);
+  if constexpr (counts) {
+    for (V& smallest : step.smallest) smallest = S::mul(smallest, multiplier);
+    step.add_to(*statistics, S::load(sum), S::sub(before, base), factor);
+  }
   S::store(state.factor + v * S::width, factor);
   S::store(shift, raised);
   S::store(sum, S::fma(S::load(sum), factor, S::add(sums[0], sums[1])));
