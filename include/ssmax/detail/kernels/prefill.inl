@@ -116,8 +116,11 @@ struct StepStatistics {
   SSMAX_INLINE void add_distance(int part, V distance, V weight) {
     distances[part] = S::fma(weight, S::max(distance, S::set(lowest)), distances[part]);
   }
-  SSMAX_INLINE void add(int part, V distance, V weight) {
-    add_distance(part, distance, weight);
+  /// Adds a logit x with its weight 2^(x - base).
+  SSMAX_INLINE void add(int part, V x, V base, V weight) {
+    const typename S::M is_visible = S::not_less(x, S::set(std::numeric_limits<T>::lowest()));
+    smallest[part] = S::select(is_visible, S::min(smallest[part], x), smallest[part]);
+    distances[part] = S::fma(weight, S::keep(is_visible, S::sub(x, base)), distances[part]);
     squares[part] = S::fma(weight, weight, squares[part]);
   }
   /// Adds to statistics of earlier keys, whose weights have the sum `sum`. `factor` = 2^rise turns these weights into
@@ -155,24 +158,20 @@ SSMAX_INLINE TileChange tile_step(typename S::Value* s, index_t keys,
   for (; key + 4 <= keys; key += 4) {
     V x[4];
     SSMAX_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      x[i] = S::load(s + (key + i) * group_width<S>);
-      if constexpr (counts) step.add_logit(i % 2, x[i]);
-    }
+    for (int i = 0; i < 4; ++i) x[i] = S::load(s + (key + i) * group_width<S>);
     power.template apply<4>(x);
     SSMAX_UNROLL
     for (int i = 0; i < 4; ++i) {
       // A logit is read again before its weight, which may overwrite it, is stored.
-      if constexpr (counts) step.add(i % 2, S::sub(S::load(s + (key + i) * group_width<S>), base), x[i]);
+      if constexpr (counts) step.add(i % 2, S::load(s + (key + i) * group_width<S>), base, x[i]);
       sums[i] = S::add(sums[i], x[i]);
       S::store(weights + (key + i) * group_width<S>, x[i]);
     }
   }
   for (; key < keys; ++key) {
     V x = S::load(s + key * group_width<S>);
-    if constexpr (counts) step.add_logit(0, x);
     power.template apply<1>(&x);
-    if constexpr (counts) step.add(0, S::sub(S::load(s + key * group_width<S>), base), x);
+    if constexpr (counts) step.add(0, S::load(s + key * group_width<S>), base, x);
     sums[0] = S::add(sums[0], x);
     S::store(weights + key * group_width<S>, x);
   }
