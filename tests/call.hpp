@@ -25,6 +25,7 @@ struct AttentionOptions {
   bool rotate_source_keys = false;
   bool more_queries_than_keys = false;
   Dropout dropout{};
+  RowStatistics<A> statistics{};
   SequenceLengths lengths{};
   Explanation* explanation = nullptr;
 };
@@ -44,6 +45,7 @@ Arguments with_options(Arguments to, const AttentionOptions<T>& from) {
   to.dropout = from.dropout;
   to.lengths = from.lengths;
   to.explanation = from.explanation;
+  if constexpr (requires { to.statistics; }) to.statistics = from.statistics;
   if constexpr (requires { to.rotate_source_keys; }) to.rotate_source_keys = from.rotate_source_keys;
   if constexpr (requires { to.more_queries_than_keys; }) {
     if (from.more_queries_than_keys) to.more_queries_than_keys = true;

@@ -49,6 +49,7 @@ void check_options(const std::vector<Entry<Call>>& entries) {
   const Rope<float> rope({.width = d}, 64);
   const std::vector<float> sinks(heads, 0.25F);
   const std::vector<index_t> lengths{n};
+  std::vector<float> entropy(heads * n);
   Workspace workspace;
   Explanation explanation;
   constexpr double nan = std::numeric_limits<double>::quiet_NaN(),
@@ -72,6 +73,10 @@ void check_options(const std::vector<Entry<Call>>& entries) {
       {"batch_invariant", {.batch_invariant = true}},
       {"dropout", {.dropout = {.p = 0.1, .seed = 3}}},
       {"dropout of 1", {.dropout = {.p = 1}}, all, {"dropout.p is 1", "below 1"}},
+      {"statistics",  // the backward has no such member
+       {.statistics = {.entropy = {entropy.data(), {1, heads, n}}}},
+       {"partial", "mpi_attention", "mpi_decode"},
+       {"statistics.entropy has rows 3", "must be 0"}},
       {"rotate_source_keys",  // the backward has no such member
        {.rotate_source_keys = true},
        {"views", "partial", "plan", "source", "decode", "source_plan", "mpi_attention", "mpi_decode"},

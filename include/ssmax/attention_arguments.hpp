@@ -172,6 +172,7 @@ struct AttentionArguments {
   bool rotate_source_keys = false;      ///< If true, the rope rotates the keys of a source in the call.
   bool more_queries_than_keys = false;  ///< If true, a sequence of a source may have fewer keys than queries.
   Dropout dropout{};                    ///< Dropout of weights (query.hpp).
+  RowStatistics<A> statistics{};        ///< Optional outputs (attention_state.hpp). (Not with a state.)
   SequenceLengths lengths{};            ///< Numbers of queries and keys of each sequence. (Not with a state.)
   Explanation* explanation = nullptr;   ///< Optional output: how the call is computed.
   /// Output in place of out and lse: the state of every query, to be merged with states over other keys. The views k

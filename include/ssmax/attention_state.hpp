@@ -51,6 +51,41 @@ struct AttentionState {
   View<T, 4> o{};      ///< [batch, heads, queries, dv].
 };
 
+/// Optional outputs of attention: statistics of each query over its visible keys, [batch, heads, queries]. z is a logit
+/// before the multiplier c: scale·q·k, rotated, after the score function. p is a weight.
+///
+/// | member | value | no key is visible | a visible c·z is NaN or above the range |
+/// |---|---|---|---|
+/// | largest | max z | -inf | NaN |
+/// | smallest | min z | +inf | NaN |
+/// | sum_of_squares | Σ p²; 1 / Σ p² is an effective number of keys | 0 | NaN |
+/// | entropy | -Σ p·ln p, in nats | 0 | NaN |
+///
+/// A sink is in the denominator of p, but a sink is no key: the sums over keys have no term of the sink. With a sink of
+/// NaN, sum_of_squares and entropy are NaN. Dropout does not change the statistics.
+///
+/// Exception: a key whose c·log2(e)·z is -inf, from a score function or below the range, counts as masked.
+///
+/// Errors: ε is that of A. The path computes c·log2(e)·z. largest and smallest are exact bounds of these numbers, divided
+/// by c·log2(e) and rounded. Without a rope, the difference from an exact z is at most (d + 6)·ε·scale·Σ|q_t k_t|. The
+/// relative error of sum_of_squares is twice that of a weight (docs/numerics.md). On the bf16 path weights are rounded to
+/// bfloat16.
+///
+/// QK-clip (Kimi K2, arXiv:2507.20534, section 2.1) reads `largest`.
+template <class T>
+struct RowStatistics {
+  View<T, 3> largest{},  ///< max z.
+      smallest{},        ///< min z.
+      sum_of_squares{},  ///< Σ p².
+      entropy{};         ///< -Σ p·ln p.
+
+  /// Returns whether a statistic is given.
+  [[nodiscard]] SSMAX_INLINE constexpr bool is_given() const {
+    return largest.data_handle() != nullptr || smallest.data_handle() != nullptr ||
+           sum_of_squares.data_handle() != nullptr || entropy.data_handle() != nullptr;
+  }
+};
+
 /// The results of attention over some keys, T = float or double.
 template <class T>
 struct AttentionResult {

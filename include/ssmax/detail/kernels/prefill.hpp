@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../../half.hpp"
+#include "../rows/state.hpp"
 #include "exp.hpp"
 
 SSMAX_BEGIN_SHARED
@@ -83,6 +84,9 @@ struct PrefillKernels {
   /// Replaces logits of one vector, in units of log2, by weights 2^(x - shift) and updates the state. -inf
   /// becomes 0. `weights` may be the memory of s.
   TileChange (*weights)(T* s, index_t keys, const TileState<T>& state, E* weights);
+  /// Does what `weights` does, and adds to the statistics. If the vector is irregular, has no effect.
+  TileChange (*weights_and_statistics)(T* s, index_t keys, const TileState<T>& state, E* weights,
+                                       const TileStatistics<T>& statistics);
   /// Computes `weights` for the first 1, 2 or 3 vectors of a group. If one vector is irregular, all vectors
   /// stay unchanged. `keys` must be a multiple of 4. Only the bf16 path uses it.
   TileChange (*group_weights[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights) = {};

@@ -92,10 +92,54 @@ SSMAX_INLINE bool tile_top(const typename S::Value* s, index_t keys, typename S:
   return !S::any(nan);
 }
 
-/// Replaces the logits of one vector of queries by weights 2^(x - shift) and updates shift and sum.
+/// The statistics of one vector over the keys of one step. Sums have two parts, which add alternate keys.
 template <class S>
-TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<typename S::Value>& state,
-                        typename S::Value* weights) {
+struct StepStatistics {
+  using T = typename S::Value;
+  using V = typename S::V;
+
+  /// A lower bound of distances, where weights are 0. A masked key then adds 0 instead of NaN.
+  static constexpr int lowest = -2048;
+
+  V largest, smallest[2], distances[2], squares[2];
+
+  SSMAX_INLINE explicit StepStatistics(V of_top) : largest(of_top) {
+    smallest[0] = smallest[1] = S::set(std::numeric_limits<T>::infinity());
+    distances[0] = distances[1] = squares[0] = squares[1] = S::set(0);
+  }
+
+  /// Adds a logit to `smallest`, unless it is masked.
+  SSMAX_INLINE void add_logit(int part, V x) {
+    const typename S::M is_masked = S::less(x, S::set(std::numeric_limits<T>::lowest()));
+    smallest[part] = S::select(is_masked, smallest[part], S::min(smallest[part], x));
+  }
+  SSMAX_INLINE void add_distance(int part, V distance, V weight) {
+    distances[part] = S::fma(weight, S::max(distance, S::set(lowest)), distances[part]);
+  }
+  /// Adds a logit x with its weight 2^(x - base).
+  SSMAX_INLINE void add(int part, V x, V base, V weight) {
+    const typename S::M is_visible = S::not_less(x, S::set(std::numeric_limits<T>::lowest()));
+    smallest[part] = S::select(is_visible, S::min(smallest[part], x), smallest[part]);
+    distances[part] = S::fma(weight, S::keep(is_visible, S::sub(x, base)), distances[part]);
+    squares[part] = S::fma(weight, weight, squares[part]);
+  }
+  /// Adds to statistics of earlier keys, whose weights have the sum `sum`. `factor` = 2^rise turns these weights into
+  /// weights under the raised shift.
+  SSMAX_INLINE void add_to(const TileStatistics<T>& to, V sum, V rise, V factor) const {
+    const V moved = S::fma(S::max(rise, S::set(lowest)), sum, S::load(to.distances));
+    S::store(to.distances, S::fma(moved, factor, S::add(distances[0], distances[1])));
+    S::store(to.squares, S::fma(S::load(to.squares), S::mul(factor, factor), S::add(squares[0], squares[1])));
+    S::store(to.largest, S::max(S::load(to.largest), largest));
+    S::store(to.smallest, S::min(S::load(to.smallest), S::min(smallest[0], smallest[1])));
+  }
+};
+
+/// Replaces the logits of one vector of queries by weights 2^(x - shift) and updates shift and sum. With `counts`, also
+/// adds to `statistics`. Weights, shift and sum do not depend on `counts`.
+template <class S, bool counts>
+SSMAX_INLINE TileChange tile_step(typename S::Value* s, index_t keys,
+                                  const TileState<typename S::Value>& state, typename S::Value* weights,
+                                  [[maybe_unused]] const TileStatistics<typename S::Value>* statistics) {
   using T = typename S::Value;
   using V = typename S::V;
   V largest;
@@ -107,6 +151,7 @@ TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<type
   const V base = S::select(S::less(raised, S::set(std::numeric_limits<T>::lowest())), S::set(0), raised);
   if (!ordered || S::any(S::not_less(S::abs(base), S::set(largest_shift<T>)))) return TileChange::irregular;
 
+  [[maybe_unused]] StepStatistics<S> step(largest);
   const Exp2<S> power(base);
   V sums[4] = {S::set(0), S::set(0), S::set(0), S::set(0)};
   index_t key = 0;
@@ -117,6 +162,8 @@ TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<type
     power.template apply<4>(x);
     SSMAX_UNROLL
     for (int i = 0; i < 4; ++i) {
+      // A logit is read again before its weight, which may overwrite it, is stored.
+      if constexpr (counts) step.add(i % 2, S::load(s + (key + i) * group_width<S>), base, x[i]);
       sums[i] = S::add(sums[i], x[i]);
       S::store(weights + (key + i) * group_width<S>, x[i]);
     }
@@ -124,16 +171,30 @@ TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<type
   for (; key < keys; ++key) {
     V x = S::load(s + key * group_width<S>);
     power.template apply<1>(&x);
+    if constexpr (counts) step.add(0, S::load(s + key * group_width<S>), base, x);
     sums[0] = S::add(sums[0], x);
     S::store(weights + key * group_width<S>, x);
   }
   V factor = S::sub(before, base);
   Exp2<S>(S::set(0)).template apply<1>(&factor);
   const V sum = S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]));
+  if constexpr (counts) step.add_to(*statistics, S::load(state.sum), S::sub(before, base), factor);
   S::store(state.shift, raised);
   S::store(state.factor, factor);
   S::store(state.sum, S::fma(S::load(state.sum), factor, sum));
   return S::any(S::less(before, raised)) ? TileChange::raised : TileChange::none;
+}
+
+template <class S>
+TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<typename S::Value>& state,
+                        typename S::Value* weights) {
+  return tile_step<S, false>(s, keys, state, weights, nullptr);
+}
+template <class S>
+TileChange tile_weights_and_statistics(typename S::Value* s, index_t keys,
+                                       const TileState<typename S::Value>& state, typename S::Value* weights,
+                                       const TileStatistics<typename S::Value>& statistics) {
+  return tile_step<S, true>(s, keys, state, weights, &statistics);
 }
 
 /// Computes o[rows][·] *= factor for the first `vectors` vectors of a group.
@@ -210,6 +271,7 @@ struct KernelTable<PrefillKernels<T>> {
       .logits = {tile_logits<S, 1>, tile_logits<S, 2>, tile_logits<S, 3>},
       .mask_logits = tile_mask<S>,
       .weights = tile_weights<S>,
+      .weights_and_statistics = tile_weights_and_statistics<S>,
       .rescale = tile_rescale<S, S::tile_vectors>,
       .accumulate = {tile_accumulate<S, 1>, tile_accumulate<S, 2>, tile_accumulate<S, 3>},
       .merge = tile_merge<S>,

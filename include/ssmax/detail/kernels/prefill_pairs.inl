@@ -102,26 +102,37 @@ SSMAX_INLINE bool pair_shifts(const float* s, index_t keys, const TileState<floa
 }
 
 /// Replaces the logits of vector v by weights and updates its state. `s` and `weights` begin with the first
-/// vector. Returns whether the shift rises.
-template <class S, class P>
+/// vector. With `counts`, also adds to `statistics`, those of the vector. Returns whether the shift rises.
+template <class S, class P, bool counts = false>
 SSMAX_INLINE bool vector_weights(const float* s, index_t keys, const TileState<float>& state, int v,
-                                 typename S::V raised, bfloat16* weights) {
+                                 typename S::V raised, bfloat16* weights,
+                                 [[maybe_unused]] const TileStatistics<float>* statistics = nullptr) {
   using V = typename S::V;
   s += v * S::width;
   weights += 2 * v * S::width;
   const typename P::V ones = P::ones();
   const V multiplier = pair_multiplier<S>(state, v), base = pair_base<S>(raised);
   const V back = S::sub(S::set(0), base);
+  [[maybe_unused]] StepStatistics<S> step(raised);  // the largest logit so far
   V sums[2] = {S::set(0), S::set(0)};
   for (index_t key = 0; key < keys; key += 4) {
     V x[4];
     typename P::V pair[2];
     SSMAX_UNROLL
-    for (int i = 0; i < 4; ++i) x[i] = S::fma(S::load(s + (key + i) * group_width<S>), multiplier, back);
+    for (int i = 0; i < 4; ++i) {
+      const V product = S::load(s + (key + i) * group_width<S>);
+      if constexpr (counts) step.add_logit(i % 2, product);
+      x[i] = S::fma(product, multiplier, back);
+    }
     P::template exp2<2>(x, pair);
     SSMAX_UNROLL
     for (int i = 0; i < 2; ++i) {
       sums[i] = P::dot(pair[i], ones, sums[i]);
+      if constexpr (counts) {
+        step.add_distance(i, x[2 * i], P::low(pair[i]));
+        step.add_distance(i, x[2 * i + 1], P::high(pair[i]));
+        step.squares[i] = P::dot(pair[i], pair[i], step.squares[i]);
+      }
       P::store(weights + (key + 2 * i) * group_width<S>, pair[i]);
     }
   }
@@ -129,6 +140,10 @@ SSMAX_INLINE bool vector_weights(const float* s, index_t keys, const TileState<f
   const V before = S::load(shift);
   V factor = S::sub(before, base);
   Exp2<S>(S::set(0)).template apply<1>(&factor);
+  if constexpr (counts) {
+    for (V& smallest : step.smallest) smallest = S::mul(smallest, multiplier);
+    step.add_to(*statistics, S::load(sum), S::sub(before, base), factor);
+  }
   S::store(state.factor + v * S::width, factor);
   S::store(shift, raised);
   S::store(sum, S::fma(S::load(sum), factor, S::add(sums[0], sums[1])));
@@ -157,6 +172,16 @@ TileChange pair_weights(float* s, index_t keys, const TileState<float>& state, b
   if (!pair_shifts<S, vectors>(s, keys, state, shifts)) return TileChange::irregular;
   bool rises = false;
   for (int v = 0; v < vectors; ++v) rises |= vector_weights<S, P>(s, keys, state, v, shifts[v], weights);
+  return rises ? TileChange::raised : TileChange::none;
+}
+
+/// Does what pair_weights does for one vector, and adds to the statistics.
+template <class S, class P>
+TileChange pair_weights_and_statistics(float* s, index_t keys, const TileState<float>& state,
+                                       bfloat16* weights, const TileStatistics<float>& statistics) {
+  typename S::V shifts[1];
+  if (!pair_shifts<S, 1>(s, keys, state, shifts)) return TileChange::irregular;
+  const bool rises = vector_weights<S, P, true>(s, keys, state, 0, shifts[0], weights, &statistics);
   return rises ? TileChange::raised : TileChange::none;
 }
 
@@ -232,6 +257,7 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
       .place = pair_place<S>,
       .mask_logits = tile_mask<S>,
       .weights = pair_weights<S, P, 1>,
+      .weights_and_statistics = pair_weights_and_statistics<S, P>,
       .group_weights = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},
       .rescale = tile_rescale<S, S::tile_vectors>,
       .accumulate = {pair_accumulate<S, P, 1>, pair_accumulate<S, P, 2>, pair_accumulate<S, P, 3>},

@@ -9,6 +9,21 @@
 
 #include "../../config.hpp"
 
+SSMAX_BEGIN_SHARED
+
+/// The statistics in the states of some queries, for logits x in units of log2 and weights w = 2^(x - shift).
+template <class Compute>
+struct TileStatistics {
+  Compute *largest, *smallest;   // bounds of x
+  Compute *distances, *squares;  // Σ w·(x - shift), Σ w²
+
+  SSMAX_INLINE TileStatistics from(index_t lane) const {
+    return {largest + lane, smallest + lane, distances + lane, squares + lane};
+  }
+};
+
+SSMAX_END
+
 SSMAX_BEGIN_DETAIL
 
 /// The states of some queries after some keys. shift and sum are [queries], o is [queries · channels].
@@ -17,11 +32,11 @@ struct SoftmaxState {
   Compute *shift, *sum, *o;
 };
 
-/// The layout of states in contiguous memory, tile after tile. A tile is shift [rows], sum [rows] and o. o is
-/// [rows][channels] or, in lanes, [channels][rows].
+/// The layout of states in contiguous memory, tile after tile. A tile is shift [rows], sum [rows], o and, if asked for,
+/// statistics [4][rows]. o is [rows][channels] or, in lanes, [channels][rows].
 struct StateLayout {
   index_t tiles = 1, rows = 0, channels = 0;
-  bool in_lanes = false;
+  bool in_lanes = false, has_statistics = false;
 
   /// Returns the number of numbers.
   constexpr index_t size() const { return tiles * tile_size(); }
@@ -33,6 +48,12 @@ struct StateLayout {
     const index_t row = i - tiles_before * rows;
     return {tile + row, tile + rows + row, tile + 2 * rows + (in_lanes ? row : row * channels)};
   }
+  /// Returns the statistics of query i and of those after it in its tile. Requires has_statistics.
+  template <class Compute>
+  TileStatistics<Compute> statistics_at(Compute* states, index_t i) const {
+    Compute* const first = states + i / rows * tile_size() + (channels + 2) * rows + i % rows;
+    return {first, first + rows, first + 2 * rows, first + 3 * rows};
+  }
   /// Sets the states of `count` queries to the state before the first key. In each of their tiles, sets all shifts and
   /// sums.
   template <class Compute>
@@ -42,11 +63,17 @@ struct StateLayout {
       std::fill_n(state.shift, rows, -std::numeric_limits<Compute>::infinity());
       std::fill_n(state.sum, rows, Compute{0});
       std::fill_n(state.o, (in_lanes ? rows : std::min(rows, count - i)) * channels, Compute{0});
+      if (!has_statistics) continue;
+      const TileStatistics<Compute> statistics = statistics_at(states, i);
+      std::fill_n(statistics.largest, rows, -std::numeric_limits<Compute>::infinity());
+      std::fill_n(statistics.smallest, rows, std::numeric_limits<Compute>::infinity());
+      std::fill_n(statistics.distances, rows, Compute{0});
+      std::fill_n(statistics.squares, rows, Compute{0});
     }
   }
 
  private:
-  constexpr index_t tile_size() const { return rows * (channels + 2); }
+  constexpr index_t tile_size() const { return rows * (channels + (has_statistics ? 6 : 2)); }
 };
 
 /// Returns 2^(from - to), which turns sums under the shift `from` into sums under `to`. Returns 1 where the shifts
@@ -54,6 +81,14 @@ struct StateLayout {
 template <class T>
 T shift_factor(T from, T to) {
   return from == to ? T{1} : static_cast<T>(std::exp2(static_cast<double>(from) - static_cast<double>(to)));
+}
+
+/// Returns Σ w·(x - to), given Σ w·(x - from) and the sum of the same earlier weights. `factor` = 2^(from - to) turns
+/// them into the weights of the result.
+template <class T>
+T move_distances(T distances, T sum, T from, T to, T factor) {
+  if (from == to) return distances;
+  return factor == 0 ? T{0} : factor * (distances + (from - to) * sum);
 }
 
 /// Merges shift and sum of two states. Writes the factors of o and of other_o, by which the caller multiplies before

@@ -18,6 +18,11 @@ struct Pairs {
     return _mm512_set1_epi32(pair);
   }
   static V ones() { return _mm512_set1_epi32(0x3F803F80); }
+  /// Returns the first, or the second, number of each pair.
+  static __m512 low(V v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
+  static __m512 high(V v) {
+    return _mm512_castsi512_ps(_mm512_and_epi32(v, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))));
+  }
   /// Returns sum + a.low·b.low + a.high·b.high. Subnormal numbers count as 0.
   static __m512 dot(V a, V b, __m512 sum) {
     return _mm512_dpbf16_ps(sum, __builtin_bit_cast(__m512bh, a), __builtin_bit_cast(__m512bh, b));

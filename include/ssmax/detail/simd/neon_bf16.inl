@@ -26,6 +26,9 @@ struct Pairs {
     __asm__("" : "+w"(v));
     return v;
   }
+  /// Returns the first, or the second, number of each pair.
+  static float32x4_t low(V v) { return vreinterpretq_f32_u32(vshlq_n_u32(v, 16)); }
+  static float32x4_t high(V v) { return vreinterpretq_f32_u32(vandq_u32(v, vdupq_n_u32(0xFFFF0000))); }
   /// Returns sum + (a.low·b.low + a.high·b.high), rounded to odd. Subnormal numbers count as 0.
   static float32x4_t dot(V a, V b, float32x4_t sum) {
     return vbfdotq_f32(sum, vreinterpretq_bf16_u32(a), vreinterpretq_bf16_u32(b));

@@ -91,8 +91,13 @@ void build_call(const char* function, const AttentionArguments<A>& a, const Keys
     call.problem.in_cache = true;
   }
   call.views = views_of<A>(a.k, a.v);
-  call.result = {
-      .out = a.out, .lse = a.lse, .sinks = a.sinks, .scaled_sinks = a.scaled_sinks, .state = a.state};
+  call.result = {.out = a.out,
+                 .lse = a.lse,
+                 .sinks = a.sinks,
+                 .scaled_sinks = a.scaled_sinks,
+                 .state = a.state,
+                 .statistics = a.statistics};
+  call.problem.has_statistics = a.statistics.is_given();
   call.facts = facts_of(a);
 }
 

@@ -66,6 +66,42 @@ void check_out_and_lse(const char* function, const ForwardCall<A>& call, const K
   check_no_overlap(function, "lse", lse, "out", out);
 }
 
+/// Calls f(name, view) for the statistics that are given.
+template <class A, class F>
+void for_each_statistic(const RowStatistics<A>& statistics, const F& f) {
+  const auto call = [&](const char* name, const View<A, 3>& view) {
+    if (is_given(view)) f(name, view);
+  };
+  call("statistics.largest", statistics.largest);
+  call("statistics.smallest", statistics.smallest);
+  call("statistics.sum_of_squares", statistics.sum_of_squares);
+  call("statistics.entropy", statistics.entropy);
+}
+
+/// Checks the statistics that are given. `keys` are the last arguments of check_result.
+template <class A, class... K>
+void check_statistics(const char* function, const ForwardCall<A>& call, const K&... keys) {
+  const Result<A>& result = call.result;
+  for_each_statistic(result.statistics, [&](const char* name, const View<A, 3>& view) {
+    check_result(function, name, view, call.problem.q, keys...);
+    check_no_overlap(function, name, view, "q", call.problem.q);
+    check_no_overlap(function, name, view, "out", result.out);
+    check_no_overlap(function, name, view, "lse", result.lse.view());
+    check_no_overlap(function, name, view, "sinks", View<const A, 1>(result.sinks));
+    for_each_statistic(result.statistics, [&](const char* other_name, const View<A, 3>& other) {
+      if (name != other_name) check_no_overlap(function, name, view, other_name, other);
+    });
+  });
+}
+
+/// Throws if statistics are given. `must` ends with "must be".
+template <class A>
+void check_has_no_statistics(const char* function, const RowStatistics<A>& statistics, const char* must) {
+  for_each_statistic(statistics, [&](const char* name, const View<A, 3>& view) {
+    fail_value(function, name, "has rows", view.extent(2), must, 0);
+  });
+}
+
 /// Throws if an output overlaps the memory of a source. Exception: a source without the member `memory` is not
 /// checked.
 template <class A>
@@ -149,6 +185,7 @@ void check_tensors(const char* function, const ForwardCall<A>& call) {
   check_inputs(function, call.problem.q, call.views.k, call.views.v);
   if (call.facts.is_example) return;
   check_out_and_lse(function, call, call.views.k, call.views.v);
+  check_statistics(function, call, call.views.k, call.views.v);
   check_sinks(function, call.result.sinks, call.result.out, call.result.lse.view());
 }
 
@@ -165,6 +202,10 @@ void check_source_tensors(const char* function, const ForwardCall<A>& call) {
   check_out_and_lse(function, call, keys.value_width);
   check_no_overlap_with_source(function, "out", call.result.out, source);
   check_no_overlap_with_source(function, "lse", lse, source);
+  check_statistics(function, call, keys.value_width);
+  for_each_statistic(call.result.statistics, [&](const char* name, const View<A, 3>& view) {
+    check_no_overlap_with_source(function, name, view, source);
+  });
   check_sinks(function, call.result.sinks, call.result.out, lse);
 }
 
@@ -195,6 +236,7 @@ void check_partial(const char* function, const ForwardCall<A>& call) {
   };
   left_out("out", result.out);
   left_out("lse", result.lse.view());
+  check_has_no_statistics(function, result.statistics, "a state has no statistics, leave them out: must be");
   check_part(function, "first_key", facts.first_key, call.views.k.extent(2),
              "leaves no room for k in all_keys,", "all_keys", facts.all_keys);
   check_query_part(function, call.problem.q, facts);

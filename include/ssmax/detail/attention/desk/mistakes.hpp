@@ -115,8 +115,8 @@ struct Anything {
 };
 struct InBraces {
   Anything scale{}, rope{}, key_position{}, sinks{}, workspace{}, float_products{}, rounded_rotation{},
-      batch_invariant{}, scaled_sinks{}, rotate_source_keys{}, more_queries_than_keys{}, dropout{}, lengths{},
-      explanation{};
+      batch_invariant{}, scaled_sinks{}, rotate_source_keys{}, more_queries_than_keys{}, dropout{},
+      statistics{}, lengths{}, explanation{};
 };
 
 SSMAX_END

@@ -78,7 +78,7 @@ class PlanState {
   }
 
   /// Returns the arguments of a bound call with the options of the plan. Throws if the call has options of its own
-  /// other than sinks and dropout, which replace the plan's.
+  /// other than sinks, dropout and statistics, which replace the plan's.
   Arguments with_options(const char* function, const Arguments& a) const {
     const auto leave_out = [&](const char* name, bool is_given) {
       if (is_given) fail_format("ssmax::%s: %s is given, the plan has its own: leave it out", function, name);
@@ -100,6 +100,11 @@ class PlanState {
     if (a.dropout.p > 0 && options_.dropout.p <= 0)
       fail_format("ssmax::%s: dropout.p is %g, the plan was made without dropout", function, a.dropout.p);
     if (a.dropout.p > 0) all.dropout = a.dropout;
+    if constexpr (requires { a.statistics; }) {
+      if (a.statistics.is_given() && !options_.statistics.is_given())
+        fail_format("ssmax::%s: statistics are given, the plan was made without statistics", function);
+      all.statistics = a.statistics;
+    }
     return all;
   }
 

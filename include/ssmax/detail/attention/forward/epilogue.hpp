@@ -1,6 +1,11 @@
 // Turns a query's state into its result: out and lse, or a state to be merged.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <utility>
+
 #include "../../../query.hpp"
 #include "../../checks/views.hpp"
 #include "../../kernels/rows.hpp"
@@ -9,6 +14,16 @@
 #include "../terms/problem.hpp"
 
 SSMAX_BEGIN_DETAIL
+
+/// Returns the normalizer of a query's state, with the query's sink.
+template <class Compute>
+SSMAX_INLINE Normalizer normalizer_of(const Result<Compute>& result, const QueryRow& seen, Compute shift,
+                                      Compute sum) {
+  if (result.sinks.empty()) return {shift, sum};
+  return {shift, sum,
+          sink_term(result.sinks[static_cast<std::size_t>(seen.query.head)], result.scaled_sinks,
+                    seen.multiplier, seen.n > 0)};
+}
 
 /// Writes the result of one query, except its row of out or o. `state_row` is its row in states. The state is
 /// Σ exp(c·z) = 2^shift · sum.
@@ -26,12 +41,7 @@ SSMAX_INLINE Compute* place_result(const Result<Compute>& result, const QueryRow
     factor = 1;
     return to.o;
   }
-  const auto sink = [&] {
-    return sink_term(result.sinks[static_cast<std::size_t>(query.head)], result.scaled_sinks, seen.multiplier,
-                     seen.n > 0);
-  };
-  const Normalizer normalizer =
-      result.sinks.empty() ? Normalizer(shift, sum) : Normalizer(shift, sum, sink());
+  const Normalizer normalizer = normalizer_of(result, seen, shift, sum);
   if (result.lse.is_given()) {
     result.lse(seen.entry(), query.head, seen.row()) = static_cast<Compute>(normalizer.lse());
   }
@@ -61,6 +71,44 @@ void store_result(const Result<Compute>& result, const QueryRow& seen, index_t s
   Compute* numbers = place_result(result, seen, state_row, *state.shift, *state.sum, state.o, factor);
   kernels<RowKernels<Compute>>().multiply(state.o, dv, factor, numbers);
   narrow_result(result, seen, numbers);
+}
+
+/// The multiplier that replaces a c of 0 in a call with statistics, which divide by it. It is so small that every weight
+/// is 1, and so large that logits are normal numbers.
+inline constexpr double multiplier_for_0 = 0x1p-100;
+
+/// Writes the statistics of one query. x is z·unit. With p = g·w and g = Normalizer::factor:
+///
+///     Σ p² = g²·Σ w²    -Σ p·ln p = -g·ln 2·Σ w·(x - shift) - g·ln g·Σ w
+template <class Compute>
+void store_statistics(const Result<Compute>& result, const QueryRow& seen, Compute shift, Compute sum,
+                      double unit, const TileStatistics<Compute>& of) {
+  const auto write = [&](const View<Compute, 3>& to, double value) {
+    if (to.data_handle() != nullptr)
+      to(seen.entry(), seen.query.head, seen.row()) = static_cast<Compute>(value);
+  };
+  const double g = normalizer_of(result, seen, shift, sum).factor;
+  double largest = *of.largest / unit, smallest = *of.smallest / unit, entropy = 0;
+  if (unit < 0) std::swap(largest, smallest);
+  if (g != 0) entropy = std::max(-g * (std::numbers::ln2 * *of.distances + std::log(g) * sum), 0.0);
+  if (std::isnan(sum)) largest = smallest = entropy = sum;
+  write(result.statistics.largest, largest);
+  write(result.statistics.smallest, smallest);
+  write(result.statistics.sum_of_squares, g == 0 ? 0 : g * g * *of.squares);
+  write(result.statistics.entropy, entropy);
+}
+
+/// Writes the whole result of one query and its statistics. Overwrites o.
+template <class Compute>
+void store_with_statistics(const Result<Compute>& result, QueryRow seen, const SoftmaxState<Compute>& state,
+                           const TileStatistics<Compute>& of, index_t dv) {
+  const double unit = seen.multiplier * std::numbers::log2e;
+  if (seen.multiplier == multiplier_for_0) {
+    seen.multiplier = 0;
+    if (std::isfinite(*state.shift)) *state.shift = 0;
+  }
+  store_result(result, seen, 0, state, dv);
+  store_statistics(result, seen, *state.shift, *state.sum, unit, of);
 }
 
 SSMAX_END

@@ -35,7 +35,12 @@ struct PrefillScratch : ForwardScratch<Compute, Operand> {
 
   PrefillScratch(Arena& an_arena, index_t queries, const Problem<Compute>& problem)
       : Base(an_arena, queries, problem,
-             product_depth<Operand>(problem, detail::kernels<PrefillKernels<Compute, Operand>>().depth)) {}
+             product_depth<Operand>(problem, detail::kernels<PrefillKernels<Compute, Operand>>().depth)),
+        layout{.tiles = tiles,
+               .rows = tile_lanes,
+               .channels = channels,
+               .in_lanes = true,
+               .has_statistics = problem.has_statistics} {}
 
   static constexpr bool in_lanes = true;  // states: one query per lane
   void merge_outputs(Compute* o, const Compute* other, index_t, const Compute* factors,
@@ -44,7 +49,7 @@ struct PrefillScratch : ForwardScratch<Compute, Operand> {
   }
 
   index_t held_keys = Op::held_keys(depth, channels);  // keys that are loaded at once
-  StateLayout layout{.tiles = tiles, .rows = tile_lanes, .channels = channels, .in_lanes = true};
+  StateLayout layout;
   Operand* k = arena.template take<Operand>(held_keys * depth);
   /// The stride of panels: a panel and one cache line, so that the panels of a row use different cache sets.
   index_t panel = held_keys * products.pass + 64 / static_cast<index_t>(sizeof(Operand));
@@ -117,8 +122,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
       for (index_t tile = 0; tile < tiles_; ++tile) {
         for (index_t begin = seen.begin / block_keys * block_keys; begin < seen.end; begin += block_keys) {
           const KeyRange block{begin, std::min(begin + block_keys, length)};
-          if (sees(tile, block))
-            attend_block(tile, block, memory_.layout.at(states, tile * memory_.tile_lanes));
+          if (sees(tile, block)) attend_block(tile, block, states);
         }
       }
     }
@@ -306,16 +310,21 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   index_t panels() const { return memory_.channels / kernels_.pass; }
 
   /// Adds a key block to the states of one tile.
-  void attend_block(index_t tile, KeyRange block, const SoftmaxState<Compute>& state) {
+  void attend_block(index_t tile, KeyRange block, Compute* states) {
     const index_t tile_lanes = memory_.tile_lanes, queries = count_ - tile * tile_lanes;
+    const SoftmaxState<Compute> state = memory_.layout.at(states, tile * tile_lanes);
     const ValuePanels<Operand> values = held_.v.from(block.begin - held_.first);
     const NeededKeys needed(hulls_of(variant_, memory_, tile, queries, block), queries, kernels_.width, block,
                             kernels_.pass);
     // 1. Compute the logits, and replace them by weights.
     scores_.multiply(needed, memory_.block_keys, {held_.k[block.begin - held_.first_row], held_.k.stride},
                      memory_.depth, memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
-    if (dropper_ || !attend_group(tile, needed, values, state)) {
-      if (form_weights(scores_, memory_, tile, sequence_->shape.keys, needed, state)) {
+    const bool counts = problem_.has_statistics;
+    if (dropper_ || counts || !attend_group(tile, needed, values, state)) {
+      const TileStatistics<Compute> statistics =
+          counts ? memory_.layout.statistics_at(states, tile * tile_lanes) : TileStatistics<Compute>{};
+      if (form_weights(scores_, memory_, tile, sequence_->shape.keys, needed, state,
+                       counts ? &statistics : nullptr)) {
         kernels_.rescale(state.o, memory_.channels, memory_.lane.rescale);
       }
       if (dropper_) drop_weights(tile, needed);

@@ -61,8 +61,19 @@ class ForwardTask {
     for (index_t first = 0; first < count_; first += layout.rows) {
       const SoftmaxState<Compute> total = layout.at(totals, first), chunk = layout.at(chunks, first);
       const index_t count = Memory::in_lanes ? layout.rows : count_;
-      for (index_t i = 0; i < count; ++i)
+      for (index_t i = 0; i < count; ++i) {
+        const Compute shift = total.shift[i], sum = total.sum[i];
         merge_sums(total.shift[i], total.sum[i], chunk.shift[i], chunk.sum[i], factors[i], chunk_factors[i]);
+        if (!layout.has_statistics) continue;
+        const TileStatistics<Compute> to = layout.statistics_at(totals, first + i),
+                                      from = layout.statistics_at(chunks, first + i);
+        const Compute f = factors[i], g = chunk_factors[i], raised = total.shift[i];
+        *to.largest = std::max(*to.largest, *from.largest);
+        *to.smallest = std::min(*to.smallest, *from.smallest);
+        *to.distances = move_distances(*to.distances, sum, shift, raised, f) +
+                        move_distances(*from.distances, chunk.sum[i], chunk.shift[i], raised, g);
+        *to.squares = *to.squares * f * f + *from.squares * g * g;
+      }
       memory_.merge_outputs(total.o, chunk.o, count, factors, chunk_factors);
     }
   }
@@ -77,7 +88,12 @@ class ForwardTask {
         const QueryRow& seen = memory_.rows[first + i];
         Compute* o = state.o;
         if constexpr (Memory::in_lanes) o = memory_.staged + i * memory_.pitch;
-        store_result(result, seen, problem_.state_row(seen.query), {state.shift + i, state.sum + i, o}, dv);
+        const SoftmaxState<Compute> own{state.shift + i, state.sum + i, o};
+        if (problem_.has_statistics) {
+          store_with_statistics(result, seen, own, memory_.layout.statistics_at(states, first + i), dv);
+        } else {
+          store_result(result, seen, problem_.state_row(seen.query), own, dv);
+        }
       }
     });
   }
@@ -101,7 +117,8 @@ class ForwardTask {
                  const Multipliers& multiply) {
     RowCursor cursor = select(sequences, kv_head, first, count);
     const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
-      const QueryRow row = cursor.row(variant_);
+      QueryRow row = cursor.row(variant_);
+      if (problem_.has_statistics && row.multiplier == 0) row.multiplier = multiplier_for_0;
       cursor.next();
       return row;
     });

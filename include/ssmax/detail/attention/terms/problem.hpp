@@ -65,6 +65,7 @@ struct Problem {
   index_t heads_after = 0;
   SequenceLengths lengths{};  // of the sequences, if they have their own
   Dropout dropout{};
+  bool has_statistics = false;  // whether the result has statistics
   Caller caller{};
 
   SSMAX_INLINE bool has_rope() const { return rotation != Rotation::none; }
@@ -91,6 +92,7 @@ struct Result {
   bool scaled_sinks = false;         // whether sinks are logits, to be multiplied by c
   AttentionState<Compute> state{};   // if given, the members above are not
   AttentionState<Compute> start{};   // if given, the state after earlier keys
+  RowStatistics<Compute> statistics{};
 
   SSMAX_INLINE bool continues() const { return start.shift.data_handle() != nullptr; }
 };

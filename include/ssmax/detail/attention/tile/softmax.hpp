@@ -43,32 +43,35 @@ struct ForwardScratch : LaneScratch<Compute, Operand> {
 
 /// Does what kernels.weights does if some lanes hold NaN, +inf or a shift whose absolute value is at least
 /// largest_shift. Computes these lanes in double. The kernel computes the other lanes. Shifts follow the kernel's
-/// rule.
+/// rule. Adds to the statistics unless they are null.
 template <class Compute, class Operand>
 void irregular_weights(const PrefillKernels<Compute, Operand>& kernels, const TileScratch<Compute>& memory,
-                       Compute* s, index_t keys, const TileState<Compute>& state, Operand* weights) {
+                       Compute* s, index_t keys, const TileState<Compute>& state, Operand* weights,
+                       const TileStatistics<Compute>* statistics) {
   constexpr Compute masked_logit = -std::numeric_limits<Compute>::infinity();
   constexpr bool is_bf16 = !std::same_as<Compute, Operand>;
   struct Lane {
     index_t index;
     Compute shift, sum, factor;
+    Compute largest = 0, smallest = 0, distances = 0, squares = 0;  // statistics, if they are given
   };
   Lane irregular[64];
   index_t count = 0;
   for (index_t lane = 0; lane < kernels.width; ++lane) {
-    Compute top = masked_logit;
+    Compute top = masked_logit, bottom = -masked_logit;
     bool poisoned = false;
     for (index_t key = 0; key < keys; ++key) {
       const Compute x = s[key * memory.tile_lanes + lane];
       poisoned = poisoned || !(x < -masked_logit);
       top = std::max(top, x);
+      if (x != masked_logit) bottom = std::min(bottom, x);
     }
     const Compute before = state.shift[lane], nearest = is_bf16 ? top : std::rint(top);
     const Compute raised = before + (is_bf16 ? 0 : raise_distance) < nearest ? nearest : before;
     if (!poisoned && (raised == masked_logit || std::abs(raised) < largest_shift<Compute>)) continue;
     // NaN or +inf sets the query's sum to NaN, and the sum stays NaN.
     const Compute factor = poisoned ? Compute{1} : shift_factor(before, raised);
-    double sum = 0;
+    double sum = 0, distances = 0, squares = 0;
     for (index_t key = 0; key < keys; ++key) {
       Compute& x = s[key * memory.tile_lanes + lane];
       const double distance = static_cast<double>(x) - static_cast<double>(raised);
@@ -78,20 +81,43 @@ void irregular_weights(const PrefillKernels<Compute, Operand>& kernels, const Ti
               : static_cast<Compute>(static_cast<Operand>(static_cast<Compute>(std::exp2(distance))));
       memory.transposed[count * key_block + key] = weight;
       sum += static_cast<double>(weight);
+      if (weight > 0) {
+        distances += static_cast<double>(weight) * distance;
+        squares += static_cast<double>(weight) * static_cast<double>(weight);
+      }
       x = masked_logit;
     }
-    irregular[count++] = {lane, poisoned ? before : raised,
-                          poisoned ? std::numeric_limits<Compute>::quiet_NaN()
-                                   : state.sum[lane] * factor + static_cast<Compute>(sum),
-                          factor};
+    Lane& added = irregular[count++] = {lane, poisoned ? before : raised,
+                                        poisoned ? std::numeric_limits<Compute>::quiet_NaN()
+                                                 : state.sum[lane] * factor + static_cast<Compute>(sum),
+                                        factor};
+    if (statistics != nullptr) {
+      const TileStatistics<Compute> earlier = statistics->from(lane);
+      added.largest = std::max(*earlier.largest, top);
+      added.smallest = std::min(*earlier.smallest, bottom);
+      added.distances = move_distances(*earlier.distances, state.sum[lane], before, raised, factor) +
+                        static_cast<Compute>(distances);
+      added.squares = *earlier.squares * factor * factor + static_cast<Compute>(squares);
+    }
     state.shift[lane] = masked_logit;
   }
-  kernels.weights(s, keys, state, weights);
+  if (statistics != nullptr) {
+    kernels.weights_and_statistics(s, keys, state, weights, *statistics);
+  } else {
+    kernels.weights(s, keys, state, weights);
+  }
   for (index_t i = 0; i < count; ++i) {
     const Lane& lane = irregular[i];
     state.shift[lane.index] = lane.shift;
     state.sum[lane.index] = lane.sum;
     state.factor[lane.index] = lane.factor;
+    if (statistics != nullptr) {
+      const TileStatistics<Compute> to = statistics->from(lane.index);
+      *to.largest = lane.largest;
+      *to.smallest = lane.smallest;
+      *to.distances = lane.distances;
+      *to.squares = lane.squares;
+    }
     for (index_t key = 0; key < keys; ++key) {
       const Compute weight = memory.transposed[i * key_block + key];
       weights[tuple_at<Compute, Operand>(key, lane.index, memory.tile_lanes)] = static_cast<Operand>(weight);
@@ -100,17 +126,22 @@ void irregular_weights(const PrefillKernels<Compute, Operand>& kernels, const Ti
 }
 
 /// Replaces the logits of one vector of queries by weights and updates shift and sum. Writes the factors of the
-/// earlier sums to `state.factor`. Returns whether a shift was raised, that is, whether a factor is not 1.
+/// earlier sums to `state.factor`. Adds to the statistics unless they are null. Returns whether a shift was raised, that
+/// is, whether a factor is not 1.
 template <class Compute, class Operand, class V>
 bool update_states(const Scores<Compute, Operand, V>& scores,
                    const PrefillKernels<Compute, Operand>& products, const TileScratch<Compute>& memory,
-                   Logits<Compute>& logits, TileState<Compute> state, Operand* weights) {
+                   Logits<Compute>& logits, TileState<Compute> state, Operand* weights,
+                   const TileStatistics<Compute>* statistics = nullptr) {
   state.multiplier = logits.multiplier;
-  const TileChange change = products.weights(logits.s, logits.keys.size(), state, weights);
+  const index_t keys = logits.keys.size();
+  const TileChange change = statistics != nullptr
+                                ? products.weights_and_statistics(logits.s, keys, state, weights, *statistics)
+                                : products.weights(logits.s, keys, state, weights);
   if (change == TileChange::irregular) {
     scores.apply_multiplier(logits);
     state.multiplier = nullptr;
-    irregular_weights(products, memory, logits.s, logits.keys.size(), state, weights);
+    irregular_weights(products, memory, logits.s, keys, state, weights, statistics);
   }
   return change != TileChange::none;
 }
@@ -135,11 +166,12 @@ bool takes_vectors_at_once(const Scores<Compute, Operand, V>& scores, const Need
 }
 
 /// Replaces the logits memory.s of a tile and a key block by weights, and updates the tile's state. `length` is the
-/// number of keys of the sequence. Returns whether earlier sums must be multiplied by memory.lane.rescale.
+/// number of keys of the sequence. Adds to the tile's statistics unless they are null. Returns whether earlier sums must
+/// be multiplied by memory.lane.rescale.
 template <class Compute, class Operand, class V>
 bool form_weights(const Scores<Compute, Operand, V>& scores, const ForwardScratch<Compute, Operand>& memory,
-                  index_t tile, index_t length, const NeededKeys& needed,
-                  const SoftmaxState<Compute>& state) {
+                  index_t tile, index_t length, const NeededKeys& needed, const SoftmaxState<Compute>& state,
+                  const TileStatistics<Compute>* statistics = nullptr) {
   constexpr bool is_bf16 = Operands<Compute, Operand>::is_bf16;
   const PrefillKernels<Compute, Operand>& products = memory.products;
   const index_t tile_lanes = memory.tile_lanes;
@@ -147,7 +179,7 @@ bool form_weights(const Scores<Compute, Operand, V>& scores, const ForwardScratc
   std::fill_n(rescale, tile_lanes, Compute{1});
   if constexpr (is_bf16) {
     const KeyRange all = needed.of[0];
-    if (takes_vectors_at_once(scores, needed)) {
+    if (statistics == nullptr && takes_vectors_at_once(scores, needed)) {
       const TileChange change = products.group_weights[needed.vectors - 1](
           memory.s + all.begin * tile_lanes, all.size(),
           {state.shift, state.sum, rescale, memory.multipliers + tile * tile_lanes},
@@ -166,9 +198,11 @@ bool form_weights(const Scores<Compute, Operand, V>& scores, const ForwardScratc
                            .length = length};
     if constexpr (is_bf16) logits.multiplier = memory.multipliers + tile * tile_lanes + lane;
     scores.form(logits, needed.hulls[v]);
-    raised |= update_states(scores, products, memory, logits,
-                            {state.shift + lane, state.sum + lane, rescale + lane},
-                            weights_of(memory, part.begin, lane));
+    const TileStatistics<Compute> of_vector =
+        statistics != nullptr ? statistics->from(lane) : TileStatistics<Compute>{};
+    raised |= update_states(
+        scores, products, memory, logits, {state.shift + lane, state.sum + lane, rescale + lane},
+        weights_of(memory, part.begin, lane), statistics != nullptr ? &of_vector : nullptr);
   }
   return raised;
 }

@@ -97,7 +97,7 @@ bool is_bf16_prefill(const Problem<Compute>& problem, const Bf16Capabilities& ta
 /// | decode       |                      | at most 16 rows                                                        |
 /// | prefill      |                      | all other calls                                                        |
 ///
-/// With dropout, a call takes prefill_bf16 if why_not_bf16 returns null, else prefill.
+/// With dropout or statistics, a call takes prefill_bf16 if why_not_bf16 returns null, else prefill.
 ///
 /// With batch_invariant, a query takes the same products for any number of rows: prefill_bf16 or decode_bf16 if
 /// why_not_bf16 returns null, else prefill.
@@ -108,10 +108,12 @@ template <class Compute, class MostKeys>
 Route route(const Problem<Compute>& problem, const Result<Compute>& result, index_t rows,
             index_t rows_together, const MostKeys& most_keys, bool explains) {
   const Bf16Capabilities target = bf16_capabilities(target_in_use());
-  if (problem.dropout.p > 0) {
-    const WhyNot not_bf16 = why_not_bf16(problem, target);
+  if (problem.dropout.p > 0 || problem.has_statistics) {
+    const WhyNot not_bf16 = why_not_bf16(problem, target),
+                 not_other = problem.has_statistics ? "short_keys, decode: statistics are given"
+                                                    : "short_keys, decode: dropout is set";
     return {not_bf16 == nullptr ? Path::prefill_bf16 : Path::prefill,
-            not_bf16 == nullptr || *not_bf16 == '\0' ? "short_keys, decode: dropout is set" : not_bf16};
+            not_bf16 == nullptr || *not_bf16 == '\0' ? not_other : not_bf16};
   }
   const WhyNot not_short = why_not_short_keys(problem, result, target, rows, most_keys, explains);
   if (not_short == nullptr) return {Path::short_keys, ""};
