@@ -76,23 +76,22 @@ class Scores {
   }
 
   /// Turns products into logits in units of log2: applies the score function and the mask. Exception: in the forward
-  /// pass a pending multiplier stays pending if are_plain() returns true. The softmax then applies the multiplier.
+  /// pass a pending multiplier stays pending without a score function. The softmax then applies the multiplier, so that
+  /// a mask takes the same products with and without runs.
   void form(Logits<Compute>& logits, const Hull& hull) const {
-    if (!are_plain()) {
+    if (multipliers.has_score) {
       apply_multiplier(logits);
       if constexpr (is_backward) {
-        if (multipliers.has_score) {
-          variant_.apply_and_keep(logits, memory_);
-        } else {
-          variant_.apply(logits, memory_);
-        }
+        variant_.apply_and_keep(logits, memory_);
         if constexpr (Operands<Compute, Operand>::is_bf16)
           place(logits, logits.s, memory_.lane.one, logits.offset);
       } else {
         variant_.apply(logits, memory_);
       }
-    } else if constexpr (is_backward && Operands<Compute, Operand>::is_bf16) {
-      place(logits, logits.z, logits.multiplier, logits.offset);
+    } else {
+      if constexpr (is_backward && Operands<Compute, Operand>::is_bf16)
+        place(logits, logits.z, logits.multiplier, logits.offset);
+      if (!are_plain()) variant_.apply(logits, memory_);
     }
     if (!hull.masks(logits.keys)) return;
     if (variant_.has_runs) return variant_.mask_runs(logits, memory_);
