@@ -145,43 +145,42 @@ TEST_CASE("gradients under masks with runs", "[attention][backward][masks][bfloa
   }
 }
 
-TEST_CASE("a mask with and without runs: results are bit-identical",
+TEST_CASE("a mask with and without runs: results of prefill are bit-identical",
           "[attention][backward][masks][bfloat16]") {
   using T = bfloat16;
-  for (const index_t queries : {3, 60}) {  // decode_bf16 and prefill_bf16
-    const Shape shape{1, 4, 1, queries, 300, 8, 8};
-    const Matrix matrix(shape, false);
-    const Problem<T> x(shape);
-    for_each_target_of<T>([&](const std::string& target) {
-      INFO(target << ", queries " << queries);
-      const std::vector<T> dout(x.q.rbegin(), x.q.rend());
-      const auto run_with = [&](const auto& mask) {
-        Output<T> out(shape);
-        std::vector<T> dq(x.q.size()), dk(x.k.size()), dv(x.v.size());
-        AttentionArguments<float> a = arguments_of(x, out);
-        a.scale = 8.0;  // of large logits, few roundings are equal by chance
-        attention(a, mask);
-        attention_backward({.q = x.q_view(),
-                            .k = x.k_view(),
-                            .v = x.v_view(),
-                            .out = out.out_view(),
-                            .lse = out.lse_view(),
-                            .scale = 8.0},
-                           {.dout = View<const T, 4>(dout.data(), out.out_view().extents()),
-                            .dq = View<T, 4>(dq.data(), x.q_view().extents()),
-                            .dk = View<T, 4>(dk.data(), x.k_view().extents()),
-                            .dv = View<T, 4>(dv.data(), x.v_view().extents())},
-                           mask);
-        return std::tuple(out, dq, dk, dv);
-      };
-      const auto [out, dq, dk, dv] = run_with(MatrixMask(matrix.view));
-      const auto [run_out, run_dq, run_dk, run_dv] = run_with(MatrixRuns(matrix.view));
-      CHECK(out == run_out);
-      CHECK(same_bits(dq, run_dq));
-      CHECK(same_bits(dk, run_dk));
-      CHECK(same_bits(dv, run_dv));
-    });
-  }
+  const Shape shape{1,   4, 1, 2400,
+                    150, 8, 8};  // another rounding of c·z changes the bits of one row in two thousand
+  const Matrix matrix(shape, false);
+  const Problem<T> x(shape);
+  const std::vector<T> dout(x.q.rbegin(), x.q.rend());
+  for_each_target_of<T>([&](const std::string& target) {
+    INFO(target);
+    const auto run_with = [&](const auto& mask) {
+      Output<T> out(shape);
+      std::vector<T> dq(x.q.size()), dk(x.k.size()), dv(x.v.size());
+      AttentionArguments<float> a = arguments_of(x, out);
+      a.scale = 3.0;
+      attention(a, mask);
+      attention_backward({.q = x.q_view(),
+                          .k = x.k_view(),
+                          .v = x.v_view(),
+                          .out = out.out_view(),
+                          .lse = out.lse_view(),
+                          .scale = 3.0},
+                         {.dout = View<const T, 4>(dout.data(), out.out_view().extents()),
+                          .dq = View<T, 4>(dq.data(), x.q_view().extents()),
+                          .dk = View<T, 4>(dk.data(), x.k_view().extents()),
+                          .dv = View<T, 4>(dv.data(), x.v_view().extents())},
+                         mask);
+      return std::tuple(out, dq, dk, dv);
+    };
+    const auto [out, dq, dk, dv] = run_with(MatrixMask(matrix.view));
+    const auto [run_out, run_dq, run_dk, run_dv] = run_with(MatrixRuns(matrix.view));
+    CHECK(out == run_out);
+    CHECK(same_bits(dq, run_dq));
+    CHECK(same_bits(dk, run_dk));
+    CHECK(same_bits(dv, run_dv));
+  });
 }
 
 TEST_CASE("decode under masks with runs", "[decode][masks][bfloat16]") {
