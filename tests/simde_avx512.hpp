@@ -237,8 +237,15 @@ inline __m512bh _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
   return __builtin_bit_cast(__m512bh, r);
 }
 
-// ---- What SIMDe gets wrong: without the CPU's own it multiplies, rounds and adds. -------------------------
+// ---- What SIMDe gets wrong. -------------------------------------------------------------------------------
 
+/// SIMDe takes a subnormal b as 0. The floor of a subnormal number below 0 is -1.
+#undef _mm512_scalef_ps
+inline __m512 _mm512_scalef_ps(__m512 a, __m512 b) {
+  return simde_mm512_mul_ps(a, simde_mm512_exp2_ps(simde_mm512_floor_ps(b)));
+}
+
+/// Without the CPU's own instruction, SIMDe multiplies, rounds and adds.
 #undef _mm512_fmadd_ps
 inline __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
   using namespace simde_avx512;
