@@ -124,14 +124,14 @@
 /// query takes the bf16 path or prefill for any number of rows. docs/numerics.md has the price. The backward ignores
 /// the option.
 ///
-/// The first path of this table whose condition holds computes the call (explain.hpp reports the path). ε is 2^-8.
+/// The first path of this table whose condition holds computes the call (explain.hpp reports the path). ε₁₆ is 2^-8.
 /// The errors are those before out is rounded to its storage type.
 ///
 /// | path | condition | rounded to bfloat16 | error of out | error of lse |
 /// |---|---|---|---|---|
 /// | short_keys | at most 128 keys, 4 rows or more; no `continues`; cache: below | - | as float | as float |
-/// | prefill_bf16 | bf16 (below); amx: 5 rows or more; others: above 16 | weights | 2.1 ε·Σ p abs(v) | 1.1 ε |
-/// | decode_bf16 | bf16 (below); not amx; 5 to 16 rows; keys not rotated | weights | 2.1 ε·Σ p abs(v) | 1.1 ε |
+/// | prefill_bf16 | bf16 (below); amx: 5 rows or more; others: above 16 | weights | 2.1 ε₁₆·Σ p abs(v) | 1.1 ε₁₆ |
+/// | decode_bf16 | bf16 (below); not amx; 5 to 16 rows; keys not rotated | weights | 2.1 ε₁₆·Σ p abs(v) | 1.1 ε₁₆ |
 /// | decode | at most 16 rows | - | as float | as float |
 /// | prefill | all other calls | - | as float | as float |
 ///

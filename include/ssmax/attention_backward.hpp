@@ -71,21 +71,21 @@
 ///
 /// The bf16 path computes a call if q, k, v and dout are bfloat16 and the target is amx, avx512_bf16 or neon_bf16.
 /// Exception: `float_products` selects float. The bounds are before the gradients are rounded to bfloat16, with
-/// ε = 2^-8, in addition to the errors above.
+/// ε₁₆ = 2^-8, in addition to the errors above.
 ///
 /// | gradient | rounded to bfloat16 | bound of the error |
 /// |---|---|---|
-/// | dv | weights p | 2.1 ε · Σ_i p_ij abs(dout_i) |
-/// | dq | dz; with a rope also k | 2.1 ε · scale Σ_j abs(dz_ij) abs(k_j) |
-/// | dk | dz; with a rope also q | 2.1 ε · scale Σ_i abs(dz_ij) abs(q_i) |
-/// | dc | - | 1.1 ε · abs(dc_i), so ds, db and others: the sum of the bounds of the rows |
+/// | dv | weights p | 2.1 ε₁₆ · Σ_i p_ij abs(dout_i) |
+/// | dq | dz; with a rope also k | 2.1 ε₁₆ · scale Σ_j abs(dz_ij) abs(k_j) |
+/// | dk | dz; with a rope also q | 2.1 ε₁₆ · scale Σ_i abs(dz_ij) abs(q_i) |
+/// | dc | - | 1.1 ε₁₆ · abs(dc_i), so ds, db and others: the sum of the bounds of the rows |
 ///
-/// With a rope, the bounds of dq and dk are larger by ε, and abs means the norm of a rotated pair of channels. With
+/// With a rope, the bounds of dq and dk are larger by ε₁₆, and abs means the norm of a rotated pair of channels. With
 /// `rounded_rotation`, the bounds hold against the gradients of the rounded rows.
 /// Logits, δ and u are float. The bf16 path adds dc before it rounds. For logits, it splits a rotated q or k into two
 /// bfloat16 numbers, high and low. So a multiplier enlarges the error no more than in float. For dk and dq, it uses
 /// the high part only. The lse of the prefill_bf16 path is the logarithm of a sum of rounded weights. Its error is up
-/// to 1.1 ε, and all weights of a row are off by the same factor. (An exact lse would need one more number in every
+/// to 1.1 ε₁₆, and all weights of a row are off by the same factor. (An exact lse would need one more number in every
 /// state, also in merged states.) Products treat subnormal numbers as 0. An infinity in a rotated q or k gives NaN.
 ///
 /// Outputs must not overlap the inputs or each other. Columns of one packed matrix do not overlap. Exception: the

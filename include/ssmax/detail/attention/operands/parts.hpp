@@ -1,6 +1,6 @@
 // Splits rows of q and k for the products of the bf16 path.
 //
-// A rotated row is not exact in bfloat16. Rounding the row would add an error of 2^-9 to each term of its logits,
+// A rotated row is not exact in bfloat16. Rounding the row would add an error of up to 2^-8 to each term of its logits,
 // and SSMax multiplies logits by 4 to 10. So the bf16 path splits a rotated row into two parts, x = high + low. The
 // two parts hold 16 bits of x. With the option rounded_rotation, a rotated row has one part. The channels of the
 // product are:
