@@ -18,7 +18,7 @@ namespace {
 
 constexpr index_t kHeads = 8, kKvHeads = 2, kWidth = 64, kPageSize = 16, kPages = 32;
 
-// What the server owns. Pages are [page][keys, values][key of the page][kv head][channel].
+// The memory of a server. Pages are [page][keys, values][key of the page][kv head][channel].
 struct Server {
   std::vector<float> pool = std::vector<float>(kPages * 2 * kPageSize * kKvHeads * kWidth);
   std::vector<std::int32_t> table{7, 3,  30, 12, 9, 1,  -1, -1,   // sequence 0 has 90 keys in six pages

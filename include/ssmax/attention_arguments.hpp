@@ -7,7 +7,8 @@
 ///     attention({.q = {q.data(), {batch, heads, queries, d}}, .k = k_view, .v = v_view, .out = out_view});
 ///
 /// Each tensor has any storage type (storage.hpp) that is computed in A: float, half, bfloat16 or a type of your own
-/// for float, double for double. A tensor does not own its elements. The last stride is 1. You choose the other strides.
+/// for float, double for double. A tensor does not own its elements. The last stride is 1. You choose the other
+/// strides.
 
 /// @defgroup keys Keys of a call (attention_arguments.hpp)
 /// @ingroup attention

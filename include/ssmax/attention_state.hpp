@@ -66,10 +66,10 @@ struct AttentionState {
 ///
 /// Exception: a key whose c·log2(e)·z is -inf, from a score function or below the range, counts as masked.
 ///
-/// Errors: ε is that of A. The path computes c·log2(e)·z. largest and smallest are exact bounds of these numbers, divided
-/// by c·log2(e) and rounded. Without a rope, the difference from an exact z is at most (d + 6)·ε·scale·Σ|q_t k_t|. The
-/// relative error of sum_of_squares is twice that of a weight (docs/numerics.md). On the bf16 path weights are rounded to
-/// bfloat16.
+/// Errors: ε is that of A. The path computes c·log2(e)·z. largest and smallest are exact bounds of these numbers,
+/// divided by c·log2(e) and rounded. Without a rope, the difference from an exact z is at most
+/// (d + 6)·ε·scale·Σ|q_t k_t|. The relative error of sum_of_squares is twice that of a weight (docs/numerics.md). On
+/// the bf16 path weights are rounded to bfloat16.
 ///
 /// QK-clip (Kimi K2, arXiv:2507.20534, section 2.1) reads `largest`.
 template <class T>

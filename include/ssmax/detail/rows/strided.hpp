@@ -83,8 +83,8 @@ class RowBlock {
   using Element = std::remove_const_t<T>;
 
  public:
-  /// Returns the block with last stride 1: in scratch, unless the view has last stride 1. Exception: returns a null view
-  /// itself.
+  /// Returns the block with last stride 1: in scratch, unless the view has last stride 1. Exception: returns a null
+  /// view itself.
   View<T, 4> contiguous(const View<T, 4>& view, const RowGroup& first, index_t rows, index_t columns,
                         std::byte* scratch) {
     if (view.data_handle() == nullptr) return view;

@@ -73,8 +73,8 @@ void store_result(const Result<Compute>& result, const QueryRow& seen, index_t s
   narrow_result(result, seen, numbers);
 }
 
-/// The multiplier that replaces a c of 0 in a call with statistics, which divide by it. It is so small that every weight
-/// is 1, and so large that logits are normal numbers.
+/// The multiplier that replaces a c of 0 in a call with statistics, which divide by it. It is so small that every
+/// weight is 1, and so large that logits are normal numbers.
 inline constexpr double multiplier_for_0 = 0x1p-100;
 
 /// Writes the statistics of one query. x is z·unit. With p = g·w and g = Normalizer::factor:

@@ -126,8 +126,8 @@ void irregular_weights(const PrefillKernels<Compute, Operand>& kernels, const Ti
 }
 
 /// Replaces the logits of one vector of queries by weights and updates shift and sum. Writes the factors of the
-/// earlier sums to `state.factor`. Adds to the statistics unless they are null. Returns whether a shift was raised, that
-/// is, whether a factor is not 1.
+/// earlier sums to `state.factor`. Adds to the statistics unless they are null. Returns whether a shift was raised,
+/// that is, whether a factor is not 1.
 template <class Compute, class Operand, class V>
 bool update_states(const Scores<Compute, Operand, V>& scores,
                    const PrefillKernels<Compute, Operand>& products, const TileScratch<Compute>& memory,
@@ -166,8 +166,8 @@ bool takes_vectors_at_once(const Scores<Compute, Operand, V>& scores, const Need
 }
 
 /// Replaces the logits memory.s of a tile and a key block by weights, and updates the tile's state. `length` is the
-/// number of keys of the sequence. Adds to the tile's statistics unless they are null. Returns whether earlier sums must
-/// be multiplied by memory.lane.rescale.
+/// number of keys of the sequence. Adds to the tile's statistics unless they are null. Returns whether earlier sums
+/// must be multiplied by memory.lane.rescale.
 template <class Compute, class Operand, class V>
 bool form_weights(const Scores<Compute, Operand, V>& scores, const ForwardScratch<Compute, Operand>& memory,
                   index_t tile, index_t length, const NeededKeys& needed, const SoftmaxState<Compute>& state,
