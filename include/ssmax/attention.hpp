@@ -142,14 +142,13 @@
 /// "Keys not rotated" means: the call has no rope, or a cache holds keys that are rotated already. The bf16 path
 /// multiplies bfloat16 operands and adds the products in float. Logits, states and multipliers are float. The sum adds
 /// the rounded weights. decode_bf16 is bit-identical to prefill_bf16. On neon_bf16, decode_bf16 takes 5 to 12 rows. The
-/// bf16 path splits a rotated q or k into two bfloat16 numbers, high and low. So a multiplier enlarges the error of a
-/// logit no more than in float. With `rounded_rotation`, the path rounds a rotated q or k to one bfloat16 number. The
-/// result is then that of a call without a rope over the rounded rows. The bf16 path treats subnormal numbers as 0. An
-/// infinity in a rotated q or k gives NaN.
+/// bf16 path splits a rotated q or k into two bfloat16 numbers, high and low, which keep 16 bits of it. With
+/// `rounded_rotation`, the path rounds a rotated q or k to one bfloat16 number. The result is then that of a call without
+/// a rope over the rounded rows. The bf16 path treats subnormal numbers as 0. An infinity in a rotated q or k gives NaN.
 ///
 /// The errors above hold for ordinary logits. If products of channels cancel (massive activations), the rounding of the
-/// logits adds 8·L·ε·Σ p abs(v) to the error of out and 4·L·ε to the error of lse. Here, ε is 2^-23. L is the largest
-/// abs(c)·scale·Σ_t abs(q_t k_t) over the visible keys, and L·ε must be below 1.
+/// logits adds 8·L·ε·Σ p abs(v) to the error of out and 4·L·ε to the error of lse. Here, ε is 2^-23, and 2^-18 for split
+/// rows. L is the largest abs(c)·scale·Σ_t abs(q_t k_t) over the visible keys, and L·ε must be below 1.
 ///
 /// **Results over a source, compared with one call over views of all keys.** A prompt in chunks is such a case: append,
 /// attention, append, attention, …

@@ -59,4 +59,7 @@ struct SequencesCase {
 template <class T, class K, class V = K, class O = T>
 void run_sequences(const SequencesCase& c);
 
+/// Runs the backward of a case with `refilled` lengths, without options.
+void check_backward_plan(const SequencesCase& c);
+
 }  // namespace fuzz

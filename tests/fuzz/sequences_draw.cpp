@@ -146,6 +146,7 @@ void run_sequences(Random& random, const Options&, std::string& words) {
   }
   words = c.words();
   types.run(c);
+  if (!c.refilled.empty()) check_backward_plan(c);
 }
 
 std::string SequencesCase::words() const {
