@@ -124,8 +124,9 @@
 /// query takes the bf16 path or prefill for any number of rows. docs/numerics.md has the price. The backward ignores
 /// the option.
 ///
-/// The first path of this table whose condition holds computes the call (explain.hpp reports the path). ε₁₆ is 2^-8.
-/// The errors are those before out is rounded to its storage type.
+/// The first path of this table whose condition holds computes the call (explain.hpp reports the path). Exception:
+/// `batch_invariant`, as above. Exception: with `dropout` or `statistics`, a call takes prefill_bf16 if it is bf16
+/// (below), else prefill. ε₁₆ is 2^-8. The errors are those before out is rounded to its storage type.
 ///
 /// | path | condition | rounded to bfloat16 | error of out | error of lse |
 /// |---|---|---|---|---|
