@@ -123,11 +123,18 @@ class Plan {
   /// Returns how the calls are computed on max_threads threads.
   [[nodiscard]] const Explanation& explanation() const { return plan_.explanation(); }
 
-  /// Returns a call of the plan. `a` has the tensors and, over a source, the source. Its sinks replace those of the
-  /// plan, and its other options are left out. `policies` are a scaling and a score. Throws std::invalid_argument if an
-  /// extent or a storage type differs from the plan's, if an output overlaps an input, or if scaling, score or sinks do
-  /// not fit. Over a source, also if a length or a range of stored keys differs from the plan's, or if planned shared
-  /// keys are not shared.
+  /// Returns a call of the plan. `a` has the tensors and, over a source, the source. `policies` are a scaling and a
+  /// score. `a` takes these options, and bind throws std::invalid_argument for others:
+  ///
+  /// | option of `a` | effect |
+  /// |---|---|
+  /// | sinks | replace those of the plan |
+  /// | dropout with p above 0 | replaces that of the plan; throws if the plan has no dropout |
+  /// | statistics | replace the views of the plan; throws if the plan has no statistics. Left out: not written |
+  ///
+  /// Also throws if an extent or the storage type of q, k or v differs from the plan's, if an output overlaps an input,
+  /// or if scaling, score or sinks do not fit. Over a source, also if a length or a range of stored keys differs from
+  /// the plan's, or if planned shared keys are not shared.
   template <class... P>
   requires(detail::are_policies<const P...>() && !detail::has_mask_or_executor<const P...>())
       [[nodiscard]] auto bind(const AttentionArguments<A>& a, const P&... policies) const {
@@ -298,10 +305,11 @@ class BackwardPlan {
   /// Returns how the calls are computed on max_threads threads.
   [[nodiscard]] const Explanation& explanation() const { return plan_.explanation(); }
 
-  /// Returns a call of the plan with tensors, a scaling and a score. The sinks of `a` replace those of the plan, and its
-  /// other options are left out. Throws std::invalid_argument for every error of attention_backward, and if an extent or
-  /// a storage type differs from the plan's. It also throws if the call needs more memory than planned: for dsinks, for
-  /// `accumulate`, or for a score whose gradients are shared by more heads.
+  /// Returns a call of the plan with tensors, a scaling and a score. Sinks and dropout of `a` replace those of the plan
+  /// as in Plan::bind. Throws std::invalid_argument for every error of attention_backward, and for other options. Also
+  /// throws if an extent or the storage type of q, k, v or dout differs from the plan's. It also throws if the call
+  /// needs more memory than planned: for dsinks, for `accumulate`, or for a score whose gradients are shared by more
+  /// heads.
   [[nodiscard]] BoundBackward<A, S, M, C> bind(const BackwardArguments<A>& a, const AttentionGradients<A>& g,
                                                const S& scaling = {}, const C& score = {}) const {
     return {plan_, mask_, a, g, scaling, score};
