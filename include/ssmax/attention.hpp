@@ -65,7 +65,7 @@
 /// | c·log2(e)·z of a visible key is above the range of the compute type | NaN in out and lse of the query |
 /// | c·log2(e)·z of a visible key is below this range | the key has the weight 0 |
 ///
-/// **Over a source**, pass Causal{} for new positions or Full{}:
+/// **Over a source**, pass any mask, such as Causal{} for new positions:
 ///
 ///     cache.append(k_new, v_new, &rope);  // the keys of the new positions first
 ///     attention({.q = q_new, .keys = cache, .out = out, .rope = &rope}, scaling, Causal{}, pool);

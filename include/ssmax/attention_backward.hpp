@@ -48,7 +48,7 @@
 ///
 /// Memory is linear in the sequence. Each kv head at work takes the memory of the first four lines. At most one
 /// kv head per thread is at work. Exception: sequences of few blocks have up to eight per thread. For width 64
-/// and 32768 queries and keys, the first line is 26 MiB. A query here is a row: a query of one query head. The
+/// and 32768 queries and keys, the first line is 25.3 MiB. A query here is a row: a query of one query head. The
 /// figures are for computation in float. Computation in double takes twice as much.
 ///
 /// | bytes per query | bytes per key | condition |

@@ -14,12 +14,12 @@
 /// member function there is `SSMAX_INLINE`. So no out-of-line copy exists that the linker could take from a unit built
 /// for a larger instruction set.
 ///
-/// **Code**: Rope, KvCache, PagedKvCache, ScaleInvariant, OnlineSoftmax; AttentionArguments, BackwardArguments,
-/// AttentionGradients, Keys, Plan, BackwardPlan, RowsBackward; all of mpi. Make such an object in the unit that uses
-/// the object. The modes are: the baseline instruction set, exceptions, assertions, and which kernels the unit holds.
-/// So the linker never merges two different bodies. The name distinguishes baselines by AVX-512, AVX2, FMA, AVX, SSE4
-/// and WebAssembly's SIMD128. Units that differ in smaller steps (-msse3, -mbmi) share code, as with every other
-/// header.
+/// **Code**: Rope, KvCache, PagedKvCache, PageTable, PagedKeys, MatrixRuns, Tree, ScaleInvariant, OnlineSoftmax;
+/// AttentionArguments, BackwardArguments, AttentionGradients, Keys, Plan, BackwardPlan, RowsBackward; all of mpi. Make
+/// such an object in the unit that uses the object. The modes are: the baseline instruction set, exceptions,
+/// assertions, and which kernels the unit holds. So the linker never merges two different bodies. The name
+/// distinguishes baselines by AVX-512, AVX2, FMA, AVX, SSE4 and WebAssembly's SIMD128. Units that differ in smaller
+/// steps (-msse3, -mbmi) share code, as with every other header.
 ///
 /// **Compiled**: without `SSMAX_COMPILED`, this is the code namespace, and every unit compiles what it calls. The
 /// CMake target ssmax::compiled sets `SSMAX_COMPILED`. Then headers only declare the kernels and drivers, and the

@@ -50,7 +50,8 @@ SSMAX_BEGIN_CODE
 
 /// A cache of keys, stored as K, and values, stored as V. A source of keys (key_source.hpp).
 ///
-/// Memory: batch · kv_heads · capacity · (width + value_width) numbers, allocated once.
+/// Memory: batch · kv_heads · capacity · (width + value_width) numbers, allocated once. Types of 8 bits take a float
+/// more for each row of keys, and of values.
 template <class K, class V = K>
 class KvCache {
   static_assert(

@@ -88,7 +88,8 @@ namespace detail {
 
 /// A cache of keys, stored as K, and values, stored as V, in pages.
 ///
-/// Memory: pages · page · kv_heads · (width + value_width) numbers, allocated once. Each sequence has a page table.
+/// Memory: pages · page · kv_heads · (width + value_width) numbers, allocated once. Types of 8 bits take a float
+/// more for each row of keys, and of values. Each sequence has a page table.
 template <class K, class V = K>
 class PagedKvCache {
   static_assert(

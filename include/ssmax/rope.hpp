@@ -26,7 +26,7 @@
 /// |---|---|---|
 /// | linear(f) | ω / f | arXiv:2306.15595 |
 /// | ntk(f) | θ·f^(width / (width - 2)) in place of θ | |
-/// | dynamic_ntk(f, L, n) | ntk(f·n/L - (f - 1)), for n positions | transformers, `dynamic` |
+/// | dynamic_ntk(f, L, n) | ntk(f·max(n/L, 1) - (f - 1)), for n positions | transformers, `dynamic` |
 /// | yarn(f, L) | below 1 turn: ω / f; above 32 turns: ω; between: a ramp over i | arXiv:2309.00071 |
 /// | llama3(f, L, low, high) | below `low` turns: ω / f; above `high`: ω; between: a blend by turns | Llama 3.1 |
 ///
@@ -84,8 +84,8 @@ struct RopeScaling {
   }
   /// Returns the scaling with θ·f^(width / (width - 2)) in place of θ. The width must be above 2.
   SSMAX_INLINE static constexpr RopeScaling ntk(double factor) { return {Method::ntk, factor, 0, 1, 1}; }
-  /// Returns the scaling ntk(f·n/L - (f - 1)) with n = max(positions, L), for a sequence of `positions` positions. All
-  /// keys of the sequence must have the same ω: rotate stored keys in the call (rotate_source_keys).
+  /// Returns the scaling ntk(f·max(n/L, 1) - (f - 1)) for a sequence of n = `positions` positions. All keys of the
+  /// sequence must have the same ω: rotate stored keys in the call (rotate_source_keys).
   SSMAX_INLINE static constexpr RopeScaling dynamic_ntk(double factor, double original_positions,
                                                         double positions) {
     return ntk(factor * std::max(positions / original_positions, 1.0) - (factor - 1));

@@ -28,7 +28,7 @@
 ///     score.derivative(z, key)             returns dz'/dz at z
 ///
 /// z is float or double. Make both members templates: otherwise their result is rounded. The library calls them for
-/// visible keys only. Optional member:
+/// visible keys only. Where z' is -inf, the result of `derivative` does not matter, NaN included. Optional member:
 ///
 ///     void check(const QueryShape&) const  called before any write; throws if the score does not fit
 ///

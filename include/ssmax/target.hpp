@@ -32,9 +32,9 @@ SSMAX_BEGIN_CODE
 /// not available.
 [[nodiscard]] inline Target active_target() { return detail::target_in_use(); }
 
-/// Selects another target for every thread, from now on. The selection applies to all units that are built with the
-/// same flags (header-only) or to all units that link ssmax::compiled. For tests and measurements. No other thread may
-/// be in a call of the library: such a call could mix kernels of both targets. Throws std::invalid_argument if the
+/// Selects another target for all later calls of every thread. The selection applies to all units that are built with
+/// the same flags (header-only) or to all units that link ssmax::compiled. No other thread may be in a call of the
+/// library: such a call could mix kernels of both targets. Throws std::invalid_argument if the
 /// target is not available.
 inline void set_active_target(Target target) {
   if (!compiled::is_available(target))
