@@ -114,19 +114,26 @@
 /// | float | 5e-5·Σ p abs(v) | 5e-5·(1 + abs(lse)) |
 /// | double | 5e-11·Σ p abs(v) | 5e-11·(1 + abs(lse)) |
 ///
-/// Results are bit-identical for every executor and for all strides. Results are also bit-identical if you split the
-/// queries into several calls that have more than 16 rows each (bf16 path: 5 rows each). A row is one query of one
-/// query head: for a kv head, a call has queries · heads / kv_heads rows. Exception: on avx512_bf16 and neon_bf16,
-/// calls that rotate keys need more than 16 rows. Exception: on targets with bfloat16 products, a bfloat16 call with at
-/// most 128 keys takes the short_keys path. Its results can differ from those of a longer call.
+/// Results are bit-identical for every executor and for all strides. A row is one query of one query head: for a kv
+/// head, a call has queries · heads / kv_heads rows. Results are also bit-identical if you split the queries into
+/// several calls that have each:
+///
+/// | calls | rows |
+/// |---|---|
+/// | float products | more than 16 |
+/// | bf16 path | at least 5 |
+/// | bf16 path on avx512_bf16 and neon_bf16, the calls rotate keys | more than 16 |
+///
+/// On targets with bfloat16 products, a bfloat16 call with at most 128 keys takes the short_keys path. Its results can
+/// differ from those of a longer call.
 ///
 /// With `batch_invariant`, results are bit-identical if you split the queries into any calls, also over a cache. A
 /// query takes the bf16 path or prefill for any number of rows. docs/numerics.md has the price. The backward ignores
 /// the option.
 ///
-/// The first path of this table whose condition holds computes the call (explain.hpp reports the path). Exception:
-/// `batch_invariant`, as above. Exception: with `dropout` or `statistics`, a call takes prefill_bf16 if it is bf16
-/// (below), else prefill. ε₁₆ is 2^-8. The errors are those before out is rounded to its storage type.
+/// With `dropout` or `statistics`, a call takes prefill_bf16 if it is bf16 (below), else prefill. Without these and
+/// `batch_invariant`, the first path of this table whose condition holds computes the call (explain.hpp reports the
+/// path). ε₁₆ is 2^-8. The errors are those before out is rounded to its storage type.
 ///
 /// | path | condition | rounded to bfloat16 | error of out | error of lse |
 /// |---|---|---|---|---|

@@ -32,10 +32,12 @@
 /// for dk and dv do not hold, dk and dv are still bit-identical for every run with the same layout. If segments begin
 /// at other positions, chunks have fewer than 1024 keys, and the error bounds are those of attention.hpp.
 ///
-/// Exception: bfloat16 with at most 128 keys on targets with bfloat16 products, without `float_products`. A single
-/// process then computes `attention` in float. Ranks that exchange keys take the bf16 path, as do calls over a cache.
-/// Exception: bfloat16 with 5 rows or more over a cache on such targets. Its lse can differ by 1 ulp from that of a
-/// single process.
+/// Two cases of bfloat16 on targets with bfloat16 products, without `float_products`, differ from a single process:
+///
+/// | case | difference |
+/// |---|---|
+/// | at most 128 keys in views | a single process computes in float. Ranks that exchange keys take the bf16 path |
+/// | 5 rows or more over a cache | lse can differ by 1 ulp |
 ///
 /// **By heads**, with `layout.by_heads()`: the ranks exchange heads in rounds of an all-to-all. In a round, a rank
 /// receives all positions of one kv head and of its query heads. The rank computes the heads as a single process does

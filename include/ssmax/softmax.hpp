@@ -54,10 +54,14 @@
 ///
 /// `out` may be the memory of the logits. Otherwise `out` must not overlap the logits. Exception: `out` of logsumexp
 /// must never overlap the logits. Throws std::invalid_argument for every error, before anything is written. The
-/// functions do not allocate. Exception: for parameter gradients and more than one thread, or a last stride other than
-/// 1, the backward allocates 8 bytes per row. Exception: if a last stride is not 1, each task allocates scratch for
-/// each view, 256 KiB or 16 rows, whichever is larger. Without memory, the task throws std::bad_alloc, and results are
-/// partly written.
+/// functions do not allocate, but in these cases:
+///
+/// | case | allocates |
+/// |---|---|
+/// | the backward has parameter gradients, and more than one thread or a last stride other than 1 | 8 bytes per row |
+/// | a last stride is not 1 | each task, for each view: 256 KiB or 16 rows, whichever is larger |
+///
+/// If a task gets no memory, it throws std::bad_alloc, and results are partly written.
 #pragma once
 
 #include <concepts>
