@@ -93,8 +93,8 @@ struct StorageTraits<X> {
   SSMAX_INLINE static void store(const float* in, index_t n, X* out) {
     for (index_t i = 0; i < n; ++i) out[i] = X(in[i]);
   }
-  /// Returns the factor of a row: max|x| / X::largest, at least 2^-126. Exception: 1 for a row of zeros. Exception: NaN
-  /// for a row with a NaN or an infinity.
+  /// Returns the factor of a row: 1 for zeros, NaN for a row with a NaN or an infinity, else max|x| / X::largest, at
+  /// least 2^-126.
   SSMAX_INLINE static float scale(const float* in, index_t n) {
     float most = 0, sum = 0;  // the sum of x · 0 is NaN if a number is not finite
     for (index_t i = 0; i < n; ++i) {
