@@ -124,7 +124,7 @@
 /// | bf16 path | at least 5 |
 /// | bf16 path on avx512_bf16 and neon_bf16, the calls rotate keys | more than 16 |
 ///
-/// On targets with bfloat16 products, a bfloat16 call with at most 128 keys takes the short_keys path. Its results can
+/// On targets with bfloat16 products, a bfloat16 call with at most 128 keys can take the short_keys path. Its results can
 /// differ from those of a longer call.
 ///
 /// With `batch_invariant`, results are bit-identical if you split the queries into any calls, also over a cache. A
@@ -138,7 +138,7 @@
 /// | path | condition | rounded to bfloat16 | error of out | error of lse |
 /// |---|---|---|---|---|
 /// | short_keys | at most 128 keys, 4 rows or more; no `continues`; cache: below | - | as float | as float |
-/// | prefill_bf16 | bf16 (below); amx: 5 rows or more; others: above 16 | weights | 2.1 ε₁₆·Σ p abs(v) | 1.1 ε₁₆ |
+/// | prefill_bf16 | bf16 (below); amx: 5 rows or more; neon_bf16: above 12; others: above 16 | weights | 2.1 ε₁₆·Σ p abs(v) | 1.1 ε₁₆ |
 /// | decode_bf16 | bf16 (below); not amx; 5 to 16 rows; keys not rotated | weights | 2.1 ε₁₆·Σ p abs(v) | 1.1 ε₁₆ |
 /// | decode | at most 16 rows | - | as float | as float |
 /// | prefill | all other calls | - | as float | as float |

@@ -22,7 +22,8 @@
 /// that no sequence uses never affects a result, NaN included.
 ///
 /// Storage types and rounding are those of KvCache (kv_cache.hpp). Results are bit-identical to those over a
-/// KvCache of the same keys. Keys that several sequences have in common since `fork` are computed once.
+/// KvCache of the same keys. Key chunks that several sequences have in common since `fork` are computed once
+/// (docs/paged_attention.md).
 ///
 /// Functions throw std::invalid_argument with the name of the argument. If too few pages are free, append and keep
 /// throw PagedKvCacheFull. The cache is then unchanged.

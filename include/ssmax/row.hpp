@@ -25,7 +25,7 @@
 ///
 /// A scaling must return the same number for the same row: the library may call it any number of times per query. If the
 /// scaling's type specialises by_size (fast_path.hpp), the library may call it once for all queries that see the same
-/// keys. Short rows share vectors only in that case.
+/// keys.
 ///
 /// check and check_shape may take one more argument, `const char* function` with a default. The library passes
 /// the name of the called function, such as "attention", for error messages.

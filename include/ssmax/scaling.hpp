@@ -128,7 +128,7 @@ template <class T>
 class SSMaxGradient;
 
 /// The scaling c = s·ln n + b. s and b are numbers, or spans with one number per head. The spans must outlive the
-/// scaling. (Rows of rank 1 and 2 have one head.)
+/// scaling. (Rows of rank 1 and 2 have one head. Exception: ragged rows of rank 2 have heads.)
 template <class T = float>
 class SSMax : public RowFunctor<SSMax<T>> {
  public:
