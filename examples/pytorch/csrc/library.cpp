@@ -81,18 +81,28 @@ class Stack {
 void boxed_attention(StableIValue* values, std::uint64_t, std::uint64_t) {
   Stack stack(values);
   const auto query = stack.take<Tensor>(), key = stack.take<Tensor>(), value = stack.take<Tensor>();
-  const auto [out, lse] = attention(query, key, value, stack.take_arguments(), true);
-  stack.put(0, out);
-  stack.put(1, *lse);
+  const Results results = attention(query, key, value, stack.take_arguments(), Wanted::lse);
+  stack.put(0, results.out);
+  stack.put(1, *results.lse);
+}
+
+void boxed_attention_statistics(StableIValue* values, std::uint64_t, std::uint64_t) {
+  Stack stack(values);
+  const auto query = stack.take<Tensor>(), key = stack.take<Tensor>(), value = stack.take<Tensor>();
+  const Results results = attention(query, key, value, stack.take_arguments(), Wanted::statistics);
+  stack.put(0, results.out);
+  stack.put(1, *results.lse);
+  for (std::size_t i = 0; i < results.statistics.size(); ++i) stack.put(2 + i, results.statistics[i]);
 }
 
 void boxed_attention_forward(StableIValue* values, std::uint64_t, std::uint64_t) {
   Stack stack(values);
   const bool with_lse = stack.take<bool>();
   const auto query = stack.take<Tensor>(), key = stack.take<Tensor>(), value = stack.take<Tensor>();
-  const auto [out, lse] = attention(query, key, value, stack.take_common_arguments(), with_lse);
-  stack.put(0, out);
-  stack.put(1, lse);
+  const Results results =
+      attention(query, key, value, stack.take_common_arguments(), with_lse ? Wanted::lse : Wanted::out);
+  stack.put(0, results.out);
+  stack.put(1, results.lse);
 }
 
 void boxed_attention_backward(StableIValue* values, std::uint64_t, std::uint64_t) {
@@ -143,6 +153,8 @@ STABLE_TORCH_LIBRARY(ssmax, library) {
               ") -> (Tensor, Tensor)");
   library.def("attention_forward(bool with_lse, Tensor query, Tensor key, Tensor value, " SSMAX_TORCH_COMMON
               ") -> (Tensor, Tensor?)");
+  library.def("attention_statistics(Tensor query, Tensor key, Tensor value, " SSMAX_TORCH_ARGUMENTS
+              ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def(
       "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, "
       "Tensor out, Tensor lse, bool[] learn, " SSMAX_TORCH_ARGUMENTS
@@ -156,6 +168,7 @@ STABLE_TORCH_LIBRARY(ssmax, library) {
 STABLE_TORCH_LIBRARY_IMPL(ssmax, CPU, library) {
   library.impl("attention", named<boxed_attention>);
   library.impl("attention_forward", named<boxed_attention_forward>);
+  library.impl("attention_statistics", named<boxed_attention_statistics>);
   library.impl("attention_backward", named<boxed_attention_backward>);
   library.impl("decode", named<boxed_decode, decode_name>);
   library.impl("rotate", named<boxed_rotate>);

@@ -8,15 +8,23 @@
 
 namespace ssmax_torch {
 
-/// Returns out [batch, heads, queries, value width], laid out as query, and, if `with_lse`, lse
-/// [batch, heads, queries].
-std::pair<Tensor, MaybeTensor> attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                                         const Arguments& a, bool with_lse);
+/// The results of attention that a call returns. Each value includes the values before it.
+enum class Wanted { out, lse, statistics };
+
+/// The results of attention.
+struct Results {
+  Tensor out;                        // [batch, heads, queries, value width], laid out as query
+  MaybeTensor lse{};                 // [batch, heads, queries]
+  std::vector<Tensor> statistics{};  // the members of ssmax::RowStatistics, each as lse; or empty
+};
+
+Results attention(const Tensor& query, const Tensor& key, const Tensor& value, const Arguments& a,
+                  Wanted wanted);
 
 /// The same for queries of type T, which is float, double, half or bfloat16.
 template <class T>
-std::pair<Tensor, MaybeTensor> attention_of(const Tensor& query, const Tensor& key, const Tensor& value,
-                                            const Arguments& a, bool with_lse);
+Results attention_of(const Tensor& query, const Tensor& key, const Tensor& value, const Arguments& a,
+                     Wanted wanted);
 
 /// What attention_backward returns. Those that were not asked for have no elements.
 enum class Gradient { query, key, value, s, b, p, c, slopes, bias, sinks, count };

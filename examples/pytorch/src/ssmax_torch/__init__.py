@@ -13,7 +13,7 @@ from importlib.metadata import version as _version
 
 from . import _vmap as _vmap
 from . import mask, scaling, score
-from ._attention import attention, scaled_dot_product_attention
+from ._attention import RowStatistics, attention, scaled_dot_product_attention
 from ._cache import KVCache
 from ._modules import SSMax
 from ._multihead import MultiheadAttention
@@ -26,6 +26,7 @@ __all__ = [
     "MultiheadAttention",
     "Rope",
     "RopeScaling",
+    "RowStatistics",
     "SSMax",
     "attention",
     "attention_varlen",
