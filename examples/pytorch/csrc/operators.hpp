@@ -72,4 +72,19 @@ std::pair<Tensor, Tensor> decode_of<ssmax::bfloat16>(const CacheInputs& in, cons
 /// Rows [batch, heads, positions, width] of float or double, rotated to positions start, start + 1, …
 Tensor rotate(const Tensor& rows, const std::vector<double>& numbers, index_t start);
 
+/// The arguments of cross_entropy, in the order of its schema.
+struct CrossEntropyInputs {
+  Tensor logits;       // [rows, classes]
+  Tensor target;       // [rows], integers of any type
+  MaybeTensor weight;  // [classes], float32
+  index_t ignore_index;
+  double label_smoothing, softcap, z_loss;
+};
+
+/// Returns the loss, a tensor without dimensions, and the losses of rows, [rows] in float64.
+std::pair<Tensor, Tensor> cross_entropy(const CrossEntropyInputs& in);
+
+/// Returns the gradient of the logits. `grad_loss` holds one number.
+Tensor cross_entropy_backward(const Tensor& grad_loss, const CrossEntropyInputs& in);
+
 }  // namespace ssmax_torch

@@ -15,6 +15,7 @@ from . import _vmap as _vmap
 from . import mask, scaling, score
 from ._attention import RowStatistics, attention, scaled_dot_product_attention
 from ._cache import KVCache
+from ._cross_entropy import cross_entropy
 from ._modules import SSMax
 from ._multihead import MultiheadAttention
 from ._rope import Rope, RopeScaling
@@ -30,6 +31,7 @@ __all__ = [
     "SSMax",
     "attention",
     "attention_varlen",
+    "cross_entropy",
     "mask",
     "scaled_dot_product_attention",
     "scaling",
