@@ -21,7 +21,7 @@ struct TileStatistics {
     return {largest + lane, smallest + lane, distances + lane, squares + lane};
   }
   /// Sets the statistics of the first query to those of no keys.
-  void reset() const {
+  SSMAX_INLINE void reset() const {
     *largest = -std::numeric_limits<Compute>::infinity();
     *smallest = std::numeric_limits<Compute>::infinity();
     *distances = *squares = 0;
