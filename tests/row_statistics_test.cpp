@@ -211,6 +211,7 @@ TEMPLATE_TEST_CASE("statistics of rows, and out and lse, which they do not chang
         CHECK(call == some.run(x, 3));
         const Output<T> without = some.without(x);
         if (call.output.explanation.path == without.explanation.path) CHECK(call.output == without);
+        if (without.explanation.path == Path::decode) CHECK(call.output.explanation.path == Path::decode);
       }
     });
   }
@@ -230,7 +231,7 @@ TEMPLATE_TEST_CASE("statistics of a cut prompt, over a cache, of a plan and with
     Call<T> cut(shape), planned(shape);
     KvCache<T> cache({.batch = 2, .kv_heads = 2, .width = 16, .capacity = 1200});
     cache.append(part(x.k_view(), 0, 1050), part(x.v_view(), 0, 1050));
-    for (const auto& [first, count] : {std::pair<index_t, index_t>{0, 1}, {1, 2}, {3, 130}, {133, 17}}) {
+    for (const auto& [first, count] : {std::pair<index_t, index_t>{0, 9}, {9, 124}, {133, 17}}) {
       cache.append(part(x.k_view(), 1050 + first, count), part(x.v_view(), 1050 + first, count));
       const RowStatistics<C> all = cut.statistics();
       attention<C>({.q = part(x.q_view(), first, count),
@@ -252,6 +253,46 @@ TEMPLATE_TEST_CASE("statistics of a cut prompt, over a cache, of a plan and with
     const Plan without(arguments_of(x, planned.output), 1, Causal{});
     check_refused({"statistics are given, the plan was made without"},
                   [&] { without.run(a, memory.span(), Softmax{}); });
+  });
+}
+
+/// One query per sequence over a cache: sequences of different lengths, and lists of neighbours.
+TEST_CASE("statistics of decode over a cache", "[attention][decode]") {
+  const Shape shape{3, 4, 2, 1, 1100, 16, 16};
+  const Problem<float> x(shape);
+  for_each_target_of<float>([&](const std::string& target) {
+    INFO(target);
+    KvCache<float> cache({.batch = 3, .kv_heads = 2, .width = 16, .capacity = 1100});
+    const std::vector<index_t> lengths{1100, 7, 40};
+    cache.append(x.k_view(), x.v_view(), nullptr, lengths);
+    std::vector<int> list(3 * 40), counts{40, 7, 40};
+    for (std::size_t i = 0; i < list.size(); ++i) list[i] = static_cast<int>(i * 37 % 1100);
+    Call<float> all(shape);
+    const AttentionArguments<float> views = arguments_of(x, all.output);
+    const auto check = [&](const auto& keys) {
+      Call<float> together(shape), alone(shape);
+      Explanation explanation;
+      const auto run_call = [&](Call<float>& call, bool has_statistics, auto&& executor) {
+        AttentionArguments<float> a = arguments_of(x, call.output);
+        a.k = {}, a.v = {};
+        a.keys = keys;
+        if (has_statistics) a.statistics = call.statistics();
+        a.explanation = &explanation;
+        attention(a, SSMax<float>{0.5F}, Causal{}, executor);
+      };
+      run_call(together, true, Serial{});
+      CHECK(explanation.path == Path::decode);
+      ThreadPool three(3);
+      run_call(alone, true, three);
+      CHECK(together == alone);
+      run_call(alone, false, Serial{});
+      CHECK(together.output == alone.output);
+      for (const float largest : together.largest) CHECK(std::isfinite(largest));
+    };
+    check(cache);
+    const View<const float, 4> k(x.k.data(), {1100, 1, 2, 16}), v(x.v.data(), {1100, 1, 2, 16});
+    const View<const int, 2> lists(list.data(), {3, 40});
+    check(PagedKeys(k, v, PageTable<int>(lists, counts)));
   });
 }
 

@@ -131,9 +131,10 @@
 /// query takes the bf16 path or prefill for any number of rows. docs/numerics.md has the price. The backward ignores
 /// the option.
 ///
-/// With `dropout` or `statistics`, a call takes prefill_bf16 if it is bf16 (below), else prefill. Without these and
-/// `batch_invariant`, the first path of this table whose condition holds computes the call (explain.hpp reports the
-/// path). ε₁₆ is 2^-8. The errors are those before out is rounded to its storage type.
+/// With `dropout`, a call takes prefill_bf16 if it is bf16 (below), else prefill. With `statistics`, no call takes
+/// short_keys, and prefill_bf16 replaces decode_bf16. Without `dropout` and `batch_invariant`, the first path of this
+/// table whose condition holds computes the call (explain.hpp reports the path). ε₁₆ is 2^-8. The errors are those
+/// before out is rounded to its storage type.
 ///
 /// | path | condition | rounded to bfloat16 | error of out | error of lse |
 /// |---|---|---|---|---|

@@ -253,6 +253,7 @@ class KvCache {
       if (offsets.empty()) return i;
       return offsets[static_cast<std::size_t>(offsets_given == most ? i : b * most + i)];
     };
+    if (rope != nullptr) detail::check_rope_sequences(function, rope->tables(), options_.batch);
     for (index_t b = 0; b < options_.batch; ++b) {
       const index_t added = count(counts, b, most);
       if (added < 0 || added > most)
@@ -274,7 +275,7 @@ class KvCache {
         for (index_t key = first; key < last; ++key) {
           const index_t i = key - start, position = start + offset(b, i);
           for (index_t h = 0; h < options_.kv_heads; ++h) {
-            rows_.store(row_of(b, h, key), &k(b, h, i, 0), &v(b, h, i, 0), rope, position);
+            rows_.store(row_of(b, h, key), &k(b, h, i, 0), &v(b, h, i, 0), rope, {position, b});
             rows_.set_scales(row_of(b, h, key), detail::number_at(k_scales, b, h, i),
                              detail::number_at(v_scales, b, h, i));
           }

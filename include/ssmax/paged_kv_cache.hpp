@@ -350,6 +350,7 @@ class PagedKvCache {
     }
     if (!offsets.empty() && std::ssize(offsets) != tokens)
       detail::fail_value(function, "offsets", "has extent", std::ssize(offsets), "sequences has", tokens);
+    if (rope != nullptr) detail::check_rope_sequences(function, rope->tables(), 0);
     // 1. Count the tokens of each sequence, and the pages that the call needs.
     for (Sequence& s : sequences_) {
       s.added = 0;
@@ -386,7 +387,7 @@ class PagedKvCache {
       prepare_page(s);
       for (index_t h = 0; h < options_.kv_heads; ++h) {
         const index_t row = row_of(s.pages.back(), h, s.length);
-        rows_.store(row, &k(token, h, 0), &v(token, h, 0), rope, position);
+        rows_.store(row, &k(token, h, 0), &v(token, h, 0), rope, {position});
         rows_.set_scales(row, detail::number_at(k_scales, token, h), detail::number_at(v_scales, token, h));
       }
       ++s.length;

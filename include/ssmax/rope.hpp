@@ -17,7 +17,8 @@
 /// Gemma 4's global layers are a rope of width 512 whose ω are 0 from pair 64 on. Exception: an infinity or NaN in one
 /// channel of such a pair makes the other channel NaN.
 ///
-/// Another constructor takes positions on several axes (MRoPE): pair i of token t rotates by positions(axes[i], t)·ω_i.
+/// Other constructors take positions on several axes (MRoPE): pair i of token t rotates by positions(axes[i], t)·ω_i.
+/// Each sequence of a batch may have positions of its own.
 ///
 /// A RopeScaling changes ω, so that a model runs beyond its trained length L. "Turns" means the number of full
 /// rotations of a pair within L positions:
@@ -124,6 +125,12 @@ struct RopeTables {
   index_t pitch = 0, width = 0, first_position = 0;
   Pairing pairing{};
   index_t positions = 0, first_channel = 0;
+  index_t sequences = 0;  // with positions of their own, after each other in the tables; 0: all have the same
+};
+
+/// The row of the tables that rotates a query or a key.
+struct RopePlace {
+  index_t position, sequence = 0;
 };
 
 }  // namespace shared
@@ -190,13 +197,14 @@ inline void check_frequencies(const RopeOptions& options, std::span<const double
 }
 
 /// Throws unless each pair has an axis of `positions`.
-inline void check_axes(const RopeOptions& options, const View<const index_t, 2>& positions, Integers axes) {
+inline void check_axes(const RopeOptions& options, const View<const index_t, 3>& positions, Integers axes) {
   check_view("Rope", "positions", positions);
+  check_at_least("Rope", "positions", positions.extent(0), 1);
   check_equal("Rope", "axes", "has extent", std::ssize(axes), "pairs are", options.width / 2);
   for (index_t axis : axes) {
     check_at_least("Rope", "axes", axis, 0);
-    if (axis >= positions.extent(0))
-      fail_value("Rope", "axes", "has", axis, "positions has extent", positions.extent(0));
+    if (axis >= positions.extent(1))
+      fail_value("Rope", "axes", "has", axis, "positions has extent", positions.extent(1));
   }
 }
 
@@ -265,12 +273,19 @@ void check_rope(const char* function, const char* name, const RopeTables<T>& rop
   }
 }
 
-/// Rotates `rows` rows, the first at `position`, without checks. `in` may equal `out`, but must not overlap it
-/// otherwise.
+/// Throws if the rope has positions of another number of sequences. 0: the function has no numbered sequences.
+template <class T>
+void check_rope_sequences(const char* function, const RopeTables<T>& rope, index_t sequences) {
+  if (rope.sequences != 0 && rope.sequences != sequences)
+    fail_value(function, "rope", "has positions of sequences", rope.sequences, "the call's are", sequences);
+}
+
+/// Rotates `rows` rows, the first at `first`, without checks. `in` may equal `out`, but must not overlap it otherwise.
 template <class T>
 void rotate(const RopeTables<T>& rope, StridedRows<const T> in, StridedRows<T> out, index_t rows,
-            index_t channels, index_t position, bool inverse) {
-  const index_t at = (position - rope.first_position) * rope.pitch;
+            index_t channels, RopePlace first, bool inverse) {
+  const index_t before = rope.sequences == 0 ? 0 : first.sequence * rope.positions,
+                at = (before + first.position - rope.first_position) * rope.pitch;
   const auto kernel = rope.pairing == Pairing::interleaved ? rope.kernels->rotate_interleaved
                                                            : rope.kernels->rotate_half_split;
   const index_t begin = rope.first_channel, end = begin + rope.width;
@@ -309,14 +324,32 @@ class Rope {
 
   /// Makes the tables of tokens that have a position on each of several axes (MRoPE). `positions` is [axis, token], and
   /// `axes` has an axis for each of the width / 2 pairs. Token t rotates pair i by the angle positions(axes[i], t)·ω_i.
-  /// For attention and caches, t + first_position is the position of the token. Over MPI, ranks do not compare
-  /// `positions` and `axes`. Throws like the first constructor, also if `axes` has another extent than width / 2 or if
-  /// an axis is missing in `positions`.
-  Rope(const RopeOptions& options, View<const index_t, 2> positions, Integers axes)
-      : options_(options), positions_(positions.extent(1)) {
+  /// For attention and caches, t + first_position is the position of the token. `frequencies` may replace ω, as above.
+  /// Over MPI, ranks do not compare `positions` and `axes`. Throws like the other constructors, also if `axes` has
+  /// another extent than width / 2 or if an axis is missing in `positions`.
+  Rope(const RopeOptions& options, View<const index_t, 2> positions, Integers axes,
+       std::span<const double> frequencies = {})
+      : Rope(options,
+             View<const index_t, 3>(positions.data_handle(), {1, positions.extent(0), positions.extent(1)},
+                                    {0, positions.stride(0), positions.stride(1)}),
+             axes, frequencies) {
+    sequences_ = 0;
+  }
+  /// The same with tokens of each sequence: `positions` is [sequence, axis, token]. A call of attention, `rope` and
+  /// KvCache takes such a rope if it has as many sequences. PagedKvCache throws. With one axis, all `axes` are 0.
+  Rope(const RopeOptions& options, View<const index_t, 3> positions, Integers axes,
+       std::span<const double> frequencies = {})
+      : options_(options),
+        positions_(positions.extent(2)),
+        sequences_(positions.extent(0)),
+        frequencies_(frequencies.begin(), frequencies.end()) {
     detail::check_rope(options, positions_);
     detail::check_axes(options, positions, axes);
-    fill(rope_frequencies(options), [&](index_t p, std::size_t i) { return positions(axes[i], p); });
+    if (!frequencies_.empty()) detail::check_frequencies(options, frequencies_);
+    detail::check_at_least("Rope", "positions", std::numeric_limits<index_t>::max() / sequences_ / positions_,
+                           16 * options.width);
+    fill(frequencies_.empty() ? rope_frequencies(options) : frequencies_,
+         [&](index_t p, std::size_t i) { return positions(p / positions_, axes[i], p % positions_); });
   }
 
   /// Returns the options.
@@ -327,14 +360,17 @@ class Rope {
   [[nodiscard]] index_t width() const { return options_.width; }
   /// Returns the first position of the tables.
   [[nodiscard]] index_t first_position() const { return options_.first_position; }
-  /// Returns the number of positions in the tables.
+  /// Returns the number of positions in the tables, of each sequence.
   [[nodiscard]] index_t positions() const { return positions_; }
+  /// Returns the number of sequences that have positions of their own, or 0 if all sequences have the same.
+  [[nodiscard]] index_t sequences() const { return sequences_; }
 
   /// Returns the tables in the form that the drivers of attention take.
   [[nodiscard]] shared::RopeTables<T> tables() const {
     return {&kernels_(),      cosine_.data(), sine_.data(),
             pitch_,           options_.width, options_.first_position,
-            options_.pairing, positions_,     options_.first_channel};
+            options_.pairing, positions_,     options_.first_channel,
+            sequences_};
   }
 
   /// Throws std::invalid_argument if a position of [first, first + count) is missing in the tables, or if the last
@@ -348,15 +384,16 @@ class Rope {
     return [first = options_.first_position](index_t p, std::size_t) { return first + p; };
   }
 
-  /// Row p of the tables has the angles position(p, i)·ω_i.
+  /// Row p of the tables has the angles position(p, i)·ω_i. The rows of a sequence follow those of the one before.
   template <class Position>
   void fill(std::span<const double> frequencies, const Position& position) {
     const index_t half = options_.width / 2;
     const bool interleaved = options_.pairing == Pairing::interleaved;
     pitch_ = interleaved ? options_.width : half;
-    cosine_.resize(static_cast<std::size_t>(positions_ * pitch_));
+    const index_t rows = positions_ * std::max<index_t>(sequences_, 1);
+    cosine_.resize(static_cast<std::size_t>(rows * pitch_));
     sine_.resize(cosine_.size());
-    for (index_t p = 0; p < positions_; ++p) {
+    for (index_t p = 0; p < rows; ++p) {
       for (index_t i = 0; i < half; ++i) {
         const auto pair = static_cast<std::size_t>(i);
         const double omega = frequencies[pair], angle = static_cast<double>(position(p, pair)) * omega;
@@ -374,7 +411,7 @@ class Rope {
   }
 
   RopeOptions options_;
-  index_t positions_;
+  index_t positions_, sequences_ = 0;
   index_t pitch_ = 0;
   std::vector<double> frequencies_;  // empty, or of your own
   std::vector<T> cosine_, sine_;
@@ -400,7 +437,7 @@ void rotate_all(const View<const T, 4>& in, const View<T, 4>& out, const RopeTab
   for (index_t b = 0; b < in.extent(0); ++b) {
     for (index_t h = 0; h < in.extent(1); ++h) {
       rotate(rope, {&in(b, h, 0, 0), in.stride(2)}, {&out(b, h, 0, 0), out.stride(2)}, in.extent(2),
-             in.extent(3), start, inverse);
+             in.extent(3), {start, b}, inverse);
     }
   }
 }
@@ -410,6 +447,7 @@ void rope_from(const char* function, const View<const T, Rank>& in, const View<T
                const Rope<T>& rope, index_t start, bool inverse) {
   check_rope_views(function, in, out);
   rope.check(function, "in", start, in.extent(Rank - 2), in.extent(Rank - 1));
+  check_rope_sequences(function, rope.tables(), with_rank<4>(in).extent(0));
   if (!in.empty()) rotate_all(with_rank<4>(in), with_rank<4>(out), rope.tables(), start, inverse);
 }
 
@@ -420,6 +458,7 @@ void rope_at(const char* function, const View<const T, Rank>& in, const View<T, 
   const index_t rows = in.extent(Rank - 2);
   check_equal(function, "positions", "has extent", std::ssize(positions), "positions of in are", rows);
   for (index_t position : positions) rope.check(function, "positions", position, 1, in.extent(Rank - 1));
+  check_rope_sequences(function, rope.tables(), with_rank<4>(in).extent(0));
   if (in.empty()) return;
   const auto from = with_rank<4>(in);
   const auto to = with_rank<4>(out);
@@ -427,7 +466,7 @@ void rope_at(const char* function, const View<const T, Rank>& in, const View<T, 
     for (index_t h = 0; h < from.extent(1); ++h) {
       for (index_t p = 0; p < rows; ++p) {
         rotate(rope.tables(), {&from(b, h, p, 0), from.stride(2)}, {&to(b, h, p, 0), to.stride(2)}, 1,
-               from.extent(3), positions[static_cast<std::size_t>(p)], inverse);
+               from.extent(3), {positions[static_cast<std::size_t>(p)], b}, inverse);
       }
     }
   }

@@ -19,22 +19,23 @@ Extents check_inputs(const Tensor& query, const Tensor& key, const Tensor& value
   return {batch, heads, q[2], k[2]};
 }
 
-std::pair<Tensor, MaybeTensor> attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                                         const Arguments& a, bool with_lse) {
-  return with_type(
-      query, [&]<class T>(std::type_identity<T>) { return attention_of<T>(query, key, value, a, with_lse); });
+Results attention(const Tensor& query, const Tensor& key, const Tensor& value, const Arguments& a,
+                  Wanted wanted) {
+  return with_type("query", query, [&]<class T>(std::type_identity<T>) {
+    return attention_of<T>(query, key, value, a, wanted);
+  });
 }
 
 Gradients attention_backward(const Tensor& grad_out, const MaybeTensor& grad_lse, const Tensor& query,
                              const Tensor& key, const Tensor& value, const Tensor& out, const Tensor& lse,
                              const std::vector<bool>& learn, const Arguments& a) {
-  return with_type(query, [&]<class T>(std::type_identity<T>) {
+  return with_type("query", query, [&]<class T>(std::type_identity<T>) {
     return attention_backward_of<T>({grad_out, grad_lse, query, key, value, out, lse, learn}, a);
   });
 }
 
 std::pair<Tensor, Tensor> decode(const CacheInputs& in, const Arguments& a) {
-  return with_type(in.query, [&]<class T>(std::type_identity<T>) { return decode_of<T>(in, a); });
+  return with_type("query", in.query, [&]<class T>(std::type_identity<T>) { return decode_of<T>(in, a); });
 }
 
 }  // namespace ssmax_torch

@@ -6,8 +6,8 @@
 namespace ssmax_torch {
 
 template <class T>
-std::pair<Tensor, MaybeTensor> attention_of(const Tensor& query, const Tensor& key, const Tensor& value,
-                                            const Arguments& a, bool with_lse) {
+Results attention_of(const Tensor& query, const Tensor& key, const Tensor& value, const Arguments& a,
+                     Wanted wanted) {
   using A = Compute<T>;
   const Extents extents = check_inputs(query, key, value);
   const auto [batch, heads, queries, keys] = extents;
@@ -16,18 +16,23 @@ std::pair<Tensor, MaybeTensor> attention_of(const Tensor& query, const Tensor& k
   const Parameters parameters(a, heads);
   const Options<A> options(a, extents);
 
-  const Tensor out = new_tensor_like(query, {batch, heads, queries, value.size(3)});
-  ssmax::AttentionArguments<A> arguments{.q = q, .k = k, .v = v, .out = view<T, 4>("out", out)};
+  Results results{.out = new_tensor_like(query, {batch, heads, queries, value.size(3)})};
+  ssmax::AttentionArguments<A> arguments{.q = q, .k = k, .v = v, .out = view<T, 4>("out", results.out)};
   options.write_to(arguments);
-  MaybeTensor lse;
-  if (with_lse) {
-    lse = new_tensor(std::array{batch, heads, queries}, scalar_type<A>);
-    arguments.lse = view<A, 3>("lse", *lse);
+  const auto rows = [&] { return new_tensor(std::array{batch, heads, queries}, scalar_type<A>); };
+  if (wanted >= Wanted::lse) {
+    results.lse = rows();
+    arguments.lse = view<A, 3>("lse", *results.lse);
+  }
+  if (wanted >= Wanted::statistics) {
+    results.statistics = {rows(), rows(), rows(), rows()};
+    const auto at = [&](std::size_t i) { return view<A, 3>("statistics", results.statistics[i]); };
+    arguments.statistics = {.largest = at(0), .smallest = at(1), .sum_of_squares = at(2), .entropy = at(3)};
   }
   with_policies<A>(a, parameters, extents, [&](const auto& scaling, const auto& mask, const auto& score) {
     ssmax::attention<A>(arguments, scaling, mask, score, TorchThreads{});
   });
-  return {out, lse};
+  return results;
 }
 
 }  // namespace ssmax_torch

@@ -3,7 +3,6 @@
 
 namespace ssmax_torch {
 
-template std::pair<Tensor, MaybeTensor> attention_of<double>(const Tensor&, const Tensor&, const Tensor&,
-                                                             const Arguments&, bool);
+template Results attention_of<double>(const Tensor&, const Tensor&, const Tensor&, const Arguments&, Wanted);
 
 }  // namespace ssmax_torch

@@ -3,11 +3,10 @@
 
 namespace ssmax_torch {
 
-template std::pair<Tensor, MaybeTensor> attention_of<float>(const Tensor&, const Tensor&, const Tensor&,
-                                                            const Arguments&, bool);
-template std::pair<Tensor, MaybeTensor> attention_of<ssmax::half>(const Tensor&, const Tensor&, const Tensor&,
-                                                                  const Arguments&, bool);
-template std::pair<Tensor, MaybeTensor> attention_of<ssmax::bfloat16>(const Tensor&, const Tensor&,
-                                                                      const Tensor&, const Arguments&, bool);
+template Results attention_of<float>(const Tensor&, const Tensor&, const Tensor&, const Arguments&, Wanted);
+template Results attention_of<ssmax::half>(const Tensor&, const Tensor&, const Tensor&, const Arguments&,
+                                           Wanted);
+template Results attention_of<ssmax::bfloat16>(const Tensor&, const Tensor&, const Tensor&, const Arguments&,
+                                               Wanted);
 
 }  // namespace ssmax_torch

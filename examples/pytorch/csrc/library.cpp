@@ -20,6 +20,9 @@ namespace {
   "Tensor? visible=None, float? softcap=None, float? scale_invariant=None, Tensor? slopes=None, " \
   "int slopes_multiply=0, Tensor? bias=None, bool bias_hides=False, Tensor? sinks=None, "         \
   "bool scaled_sinks=False, float[]? rope=None, float? dropout_p=None, Tensor? dropout_seed=None"
+#define SSMAX_TORCH_CROSS_ENTROPY                                                           \
+  "Tensor logits, Tensor target, Tensor? weight, int ignore_index, float label_smoothing, " \
+  "float softcap, float z_loss"
 
 /// Takes an operator's arguments from the stack, one after the other, and leaves its results there.
 class Stack {
@@ -71,6 +74,15 @@ class Stack {
     a.size = take_or_empty<std::vector<std::int64_t>>();
     return a;
   }
+  CrossEntropyInputs take_cross_entropy_inputs() {
+    return {.logits = take<Tensor>(),
+            .target = take<Tensor>(),
+            .weight = take<MaybeTensor>(),
+            .ignore_index = take<std::int64_t>(),
+            .label_smoothing = take<double>(),
+            .softcap = take<double>(),
+            .z_loss = take<double>()};
+  }
   void put(std::size_t i, const auto& tensor) { values_[i] = torch::stable::detail::from(tensor); }
 
  private:
@@ -81,18 +93,28 @@ class Stack {
 void boxed_attention(StableIValue* values, std::uint64_t, std::uint64_t) {
   Stack stack(values);
   const auto query = stack.take<Tensor>(), key = stack.take<Tensor>(), value = stack.take<Tensor>();
-  const auto [out, lse] = attention(query, key, value, stack.take_arguments(), true);
-  stack.put(0, out);
-  stack.put(1, *lse);
+  const Results results = attention(query, key, value, stack.take_arguments(), Wanted::lse);
+  stack.put(0, results.out);
+  stack.put(1, *results.lse);
+}
+
+void boxed_attention_statistics(StableIValue* values, std::uint64_t, std::uint64_t) {
+  Stack stack(values);
+  const auto query = stack.take<Tensor>(), key = stack.take<Tensor>(), value = stack.take<Tensor>();
+  const Results results = attention(query, key, value, stack.take_arguments(), Wanted::statistics);
+  stack.put(0, results.out);
+  stack.put(1, *results.lse);
+  for (std::size_t i = 0; i < results.statistics.size(); ++i) stack.put(2 + i, results.statistics[i]);
 }
 
 void boxed_attention_forward(StableIValue* values, std::uint64_t, std::uint64_t) {
   Stack stack(values);
   const bool with_lse = stack.take<bool>();
   const auto query = stack.take<Tensor>(), key = stack.take<Tensor>(), value = stack.take<Tensor>();
-  const auto [out, lse] = attention(query, key, value, stack.take_common_arguments(), with_lse);
-  stack.put(0, out);
-  stack.put(1, lse);
+  const Results results =
+      attention(query, key, value, stack.take_common_arguments(), with_lse ? Wanted::lse : Wanted::out);
+  stack.put(0, results.out);
+  stack.put(1, results.lse);
 }
 
 void boxed_attention_backward(StableIValue* values, std::uint64_t, std::uint64_t) {
@@ -124,7 +146,21 @@ void boxed_rotate(StableIValue* values, std::uint64_t, std::uint64_t) {
   stack.put(0, rotate(rows, rope, stack.take<std::int64_t>()));
 }
 
-constexpr char attention_name[] = "attention", decode_name[] = "KVCache.decode";
+void boxed_cross_entropy(StableIValue* values, std::uint64_t, std::uint64_t) {
+  Stack stack(values);
+  const auto [loss, losses] = cross_entropy(stack.take_cross_entropy_inputs());
+  stack.put(0, loss);
+  stack.put(1, losses);
+}
+
+void boxed_cross_entropy_backward(StableIValue* values, std::uint64_t, std::uint64_t) {
+  Stack stack(values);
+  const auto grad_loss = stack.take<Tensor>();
+  stack.put(0, cross_entropy_backward(grad_loss, stack.take_cross_entropy_inputs()));
+}
+
+constexpr char attention_name[] = "attention", decode_name[] = "KVCache.decode",
+               cross_entropy_name[] = "cross_entropy";
 
 /// An operator whose messages have the names of the Python package.
 template <void (*Boxed)(StableIValue*, std::uint64_t, std::uint64_t), const char* Attention = attention_name>
@@ -143,6 +179,8 @@ STABLE_TORCH_LIBRARY(ssmax, library) {
               ") -> (Tensor, Tensor)");
   library.def("attention_forward(bool with_lse, Tensor query, Tensor key, Tensor value, " SSMAX_TORCH_COMMON
               ") -> (Tensor, Tensor?)");
+  library.def("attention_statistics(Tensor query, Tensor key, Tensor value, " SSMAX_TORCH_ARGUMENTS
+              ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def(
       "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, "
       "Tensor out, Tensor lse, bool[] learn, " SSMAX_TORCH_ARGUMENTS
@@ -151,14 +189,19 @@ STABLE_TORCH_LIBRARY(ssmax, library) {
       "decode(Tensor query, Tensor keys, Tensor values, Tensor lengths_of_cache, bool "
       "ring, " SSMAX_TORCH_ARGUMENTS ") -> (Tensor, Tensor)");
   library.def("rotate(Tensor rows, float[] rope, int start) -> Tensor");
+  library.def("cross_entropy(" SSMAX_TORCH_CROSS_ENTROPY ") -> (Tensor, Tensor)");
+  library.def("cross_entropy_backward(Tensor grad_loss, " SSMAX_TORCH_CROSS_ENTROPY ") -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ssmax, CPU, library) {
   library.impl("attention", named<boxed_attention>);
   library.impl("attention_forward", named<boxed_attention_forward>);
+  library.impl("attention_statistics", named<boxed_attention_statistics>);
   library.impl("attention_backward", named<boxed_attention_backward>);
   library.impl("decode", named<boxed_decode, decode_name>);
   library.impl("rotate", named<boxed_rotate>);
+  library.impl("cross_entropy", named<boxed_cross_entropy, cross_entropy_name>);
+  library.impl("cross_entropy_backward", named<boxed_cross_entropy_backward, cross_entropy_name>);
 }
 
 }  // namespace ssmax_torch

@@ -43,6 +43,8 @@ constexpr std::array words{
     Rename{"q", "query"},
     Rename{"k", "key"},
     Rename{"v", "value"},
+    Rename{"targets", "target"},
+    Rename{"weights", "weight"},
     Rename{"cumulative_queries", "cu_seqlens"},
     Rename{"cumulative_keys", "cu_seqlens_keys"},
 };

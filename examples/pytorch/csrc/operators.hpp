@@ -8,15 +8,23 @@
 
 namespace ssmax_torch {
 
-/// Returns out [batch, heads, queries, value width], laid out as query, and, if `with_lse`, lse
-/// [batch, heads, queries].
-std::pair<Tensor, MaybeTensor> attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                                         const Arguments& a, bool with_lse);
+/// The results of attention that a call returns. Each value includes the values before it.
+enum class Wanted { out, lse, statistics };
+
+/// The results of attention.
+struct Results {
+  Tensor out;                        // [batch, heads, queries, value width], laid out as query
+  MaybeTensor lse{};                 // [batch, heads, queries]
+  std::vector<Tensor> statistics{};  // the members of ssmax::RowStatistics, each as lse; or empty
+};
+
+Results attention(const Tensor& query, const Tensor& key, const Tensor& value, const Arguments& a,
+                  Wanted wanted);
 
 /// The same for queries of type T, which is float, double, half or bfloat16.
 template <class T>
-std::pair<Tensor, MaybeTensor> attention_of(const Tensor& query, const Tensor& key, const Tensor& value,
-                                            const Arguments& a, bool with_lse);
+Results attention_of(const Tensor& query, const Tensor& key, const Tensor& value, const Arguments& a,
+                     Wanted wanted);
 
 /// What attention_backward returns. Those that were not asked for have no elements.
 enum class Gradient { query, key, value, s, b, p, c, slopes, bias, sinks, count };
@@ -63,5 +71,20 @@ std::pair<Tensor, Tensor> decode_of<ssmax::bfloat16>(const CacheInputs& in, cons
 
 /// Rows [batch, heads, positions, width] of float or double, rotated to positions start, start + 1, …
 Tensor rotate(const Tensor& rows, const std::vector<double>& numbers, index_t start);
+
+/// The arguments of cross_entropy, in the order of its schema.
+struct CrossEntropyInputs {
+  Tensor logits;       // [rows, classes]
+  Tensor target;       // [rows], integers of any type
+  MaybeTensor weight;  // [classes], float32
+  index_t ignore_index;
+  double label_smoothing, softcap, z_loss;
+};
+
+/// Returns the loss, a tensor without dimensions, and the losses of rows, [rows] in float64.
+std::pair<Tensor, Tensor> cross_entropy(const CrossEntropyInputs& in);
+
+/// Returns the gradient of the logits. `grad_loss` holds one number.
+Tensor cross_entropy_backward(const Tensor& grad_loss, const CrossEntropyInputs& in);
 
 }  // namespace ssmax_torch

@@ -5,7 +5,7 @@
 
 namespace ssmax_torch {
 
-void fail(const std::string& what) { throw std::invalid_argument("ssmax_torch.attention: " + what); }
+void fail(const std::string& what) { throw std::invalid_argument("ssmax::attention: " + what); }
 
 std::string shape_of(const Tensor& tensor) {
   std::string text = "[";

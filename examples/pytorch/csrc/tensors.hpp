@@ -21,7 +21,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
-/// Throws std::invalid_argument: "ssmax_torch.attention: <what>".
+/// Throws std::invalid_argument: "ssmax::attention: <what>". The operator puts its own name into the message.
 [[noreturn]] void fail(const std::string& what);
 
 /// As in "[2, 8, 64, 32]".
@@ -43,10 +43,10 @@ inline constexpr ScalarType scalar_type<bool> = ScalarType::Bool;
 template <>
 inline constexpr ScalarType scalar_type<std::int64_t> = ScalarType::Long;
 
-/// Calls f(std::type_identity<T>{}) with the C++ type of the query's elements.
+/// Calls f(std::type_identity<T>{}) with the C++ type of the tensor's elements.
 template <class F>
-auto with_type(const Tensor& query, const F& f) {
-  switch (query.scalar_type()) {
+auto with_type(const char* name, const Tensor& tensor, const F& f) {
+  switch (tensor.scalar_type()) {
     case ScalarType::Float:
       return f(std::type_identity<float>{});
     case ScalarType::Double:
@@ -56,7 +56,7 @@ auto with_type(const Tensor& query, const F& f) {
     case ScalarType::BFloat16:
       return f(std::type_identity<ssmax::bfloat16>{});
     default:
-      fail("query has dtype " + name_of(query.scalar_type()) +
+      fail(std::string(name) + " has dtype " + name_of(tensor.scalar_type()) +
            ", must be float32, float64, float16 or bfloat16");
   }
 }

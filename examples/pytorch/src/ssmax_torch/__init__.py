@@ -13,8 +13,9 @@ from importlib.metadata import version as _version
 
 from . import _vmap as _vmap
 from . import mask, scaling, score
-from ._attention import attention, scaled_dot_product_attention
+from ._attention import RowStatistics, attention, scaled_dot_product_attention
 from ._cache import KVCache
+from ._cross_entropy import cross_entropy
 from ._modules import SSMax
 from ._multihead import MultiheadAttention
 from ._rope import Rope, RopeScaling
@@ -26,9 +27,11 @@ __all__ = [
     "MultiheadAttention",
     "Rope",
     "RopeScaling",
+    "RowStatistics",
     "SSMax",
     "attention",
     "attention_varlen",
+    "cross_entropy",
     "mask",
     "scaled_dot_product_attention",
     "scaling",

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._arguments import arguments, check_tensors
 from ._numbers import number
-from ._operators import call_attention
+from ._operators import call_attention, call_attention_statistics
 from ._rope import Rope
 from .mask import Causal, CausalTopLeft, Mask, MatrixMask, causal_variant
 from .scaling import Scaling
 from .score import Score
 
 _NAME = "ssmax_torch.scaled_dot_product_attention"
+
+
+class RowStatistics(NamedTuple):
+    """Statistics of each query over its visible keys, [batch, heads, queries]. z is a logit after the score and before
+    the multiplier c. p is a weight. A sink is in the denominator of p, but not a term of the sums."""
+
+    largest: Tensor
+    """max z; -inf if no key is visible."""
+    smallest: Tensor
+    """min z; +inf if no key is visible."""
+    sum_of_squares: Tensor
+    """Σ p²: 1 / Σ p² is an effective number of keys. 0 if no key is visible."""
+    entropy: Tensor
+    """-Σ p·ln p, in nats. 0 if no key is visible."""
 
 
 def attention(
@@ -32,7 +47,8 @@ def attention(
     scale: float | None = None,
     dropout_p: float = 0.0,
     return_lse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    return_statistics: bool = False,
+) -> Tensor | tuple[Tensor | RowStatistics, ...]:
     """out_i = Σ_j softmax_j(c_i · score(scale · (R q_i)·(R k_j))) v_j over the keys j that query i sees.
 
     Args:
@@ -53,6 +69,8 @@ def attention(
             ``torch.manual_seed`` makes it reproducible. dropout_p is rounded to a multiple of 1/65536. The weights that
             become 0 differ from those of PyTorch's own attention.
         return_lse: also return the logarithm of softmax's denominator.
+        return_statistics: also return a ``RowStatistics``, the last element of the result. Statistics have no gradient
+            and do not depend on dropout.
 
     Returns:
         out [batch, heads, queries, d_value], with the memory layout of query. With ``return_lse`` also lse
@@ -70,9 +88,14 @@ def attention(
             raise ValueError(f"ssmax_torch.attention: dropout_p is {dropout_p}, must be within 0 and 1")
     drops_all = dropout_p == 1  # outside of the range of the operators
     given = arguments(query, scaling, mask, score, sinks, scaled_sinks, rope, scale, 0.0 if drops_all else dropout_p)
-    result = call_attention(bool(return_lse), query, key, value, *given)
+    if return_statistics:
+        out, lse, *statistics = call_attention_statistics(query, key, value, *given)
+        statistics = RowStatistics(*statistics)
+        result = (out, lse, statistics) if return_lse else (out, statistics)
+    else:
+        result = call_attention(bool(return_lse), query, key, value, *given)
     if drops_all:
-        return (0 * result[0], result[1]) if return_lse else 0 * result
+        return (0 * result[0], *result[1:]) if isinstance(result, tuple) else 0 * result
     return result
 
 

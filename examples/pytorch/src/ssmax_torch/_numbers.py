@@ -4,16 +4,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 
-def number(name: str, value: float | Tensor) -> float:
+def number(name: str, value: float | Tensor, function: str = "attention") -> float:
     """Returns the number. Throws if it is a tensor whose derivative would be lost."""
-    check_no_derivative(name, value, ", must be a number")
+    check_no_derivative(name, value, ", must be a number", function)
     return float(value)
 
 
-def check_no_derivative(name: str, value: object, requirement: str = "") -> None:
+def check_no_derivative(name: str, value: object, requirement: str = "", function: str = "attention") -> None:
     """Throws if the value is a tensor whose derivative would be lost."""
     if isinstance(value, Tensor) and (value.requires_grad or forward_ad._current_level >= 0):
-        raise ValueError(f"ssmax_torch.attention: {name} is a tensor with a derivative{requirement}")
+        raise ValueError(f"ssmax_torch.{function}: {name} is a tensor with a derivative{requirement}")
 
 
 def shown(value: object) -> str:

@@ -14,6 +14,7 @@ torch.ops.load_library(Path(__file__).with_name("operators.so"))
 
 _attention = torch.ops.ssmax.attention.default
 _attention_forward = torch.ops.ssmax.attention_forward.default
+_attention_statistics = torch.ops.ssmax.attention_statistics.default
 _attention_backward = torch.ops.ssmax.attention_backward.default
 
 # The same without OpOverload.__call__, which takes 0.3 us. torch.compile needs the OpOverload.
@@ -80,6 +81,12 @@ def _(with_lse, *inputs):
     return out, lse if with_lse else None
 
 
+@torch.library.register_fake("ssmax::attention_statistics")
+def _(*inputs):
+    out, lse = _fake_attention(*inputs)
+    return out, lse, *(torch.empty_like(lse) for _ in range(4))
+
+
 @torch.library.register_fake("ssmax::attention_backward")
 def _(grad_out, grad_lse, query, key, value, out, lse, learn, *arguments):
     _check(query, key, value, *arguments)
@@ -112,7 +119,7 @@ def _(rows, rope, start):
     return _empty_like(rows, rows.shape)
 
 
-@register_flop_formula(torch.ops.ssmax.attention)
+@register_flop_formula([torch.ops.ssmax.attention, torch.ops.ssmax.attention_statistics])
 def _attention_flop(query_shape, key_shape, value_shape, *arguments, out_shape=None, **_) -> int:
     """Returns the FLOP of two products. As in PyTorch's own attention, masked keys count."""
     batch, heads, queries, width = query_shape
@@ -209,6 +216,28 @@ class _Attention(torch.autograd.Function):
     jvp = staticmethod(_no_forward_mode)
 
 
+class _AttentionStatistics(torch.autograd.Function):
+    """The autograd function of attention with statistics, which have no gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs):
+        with torch._C._AutoDispatchBelowAutograd():
+            return _attention_statistics(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _setup_context(ctx, inputs, output[:2])
+        ctx.mark_non_differentiable(*output[2:])
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_lse, *grad_statistics):
+        return _backward(ctx, grad_out, grad_lse)
+
+    jvp = staticmethod(_no_forward_mode)
+
+
 def _evaluate(with_lse: bool, *inputs: object) -> tuple[Tensor, Tensor | None]:
     """Computes out and lse without a graph. lse may be None unless `with_lse`."""
     if len(inputs) <= _COMMON:
@@ -260,6 +289,7 @@ class _AttentionBackward(torch.autograd.Function):
 
 
 _record_attention = super(torch.autograd.Function, _Attention).apply
+_record_statistics = super(torch.autograd.Function, _AttentionStatistics).apply
 _record_backward = super(torch.autograd.Function, _AttentionBackward).apply
 
 
@@ -285,6 +315,7 @@ def _transformed() -> bool:
 
 _library = torch.library.Library("ssmax", "FRAGMENT")
 _register_autograd("attention", _attention, _record_attention)
+_register_autograd("attention_statistics", _attention_statistics, _record_statistics)
 _register_autograd("attention_backward", _attention_backward, _record_backward)
 
 
@@ -332,3 +363,10 @@ def call_attention(with_lse: bool, *inputs: object) -> Tensor | tuple[Tensor, Te
     else:
         output = _evaluate(with_lse, *inputs)
     return output if with_lse else output[0]
+
+
+def call_attention_statistics(*inputs: object) -> tuple[Tensor, ...]:
+    """Computes attention of checked tensors. Returns out, lse and four statistics: see ssmax::RowStatistics."""
+    if _autocast_enabled("cpu"):
+        inputs = *(_autocast(tensor) for tensor in inputs[:3]), *inputs[3:]
+    return _attention_statistics(*inputs)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._arguments import _readable
-from ._operators import _DEFAULTS, _attention, _attention_backward
+from ._operators import _DEFAULTS, _attention, _attention_backward, _attention_statistics
 
 _INPUTS = ("query", "key", "value")
 _OF_BACKWARD = ("grad_out", "grad_lse", *_INPUTS, "out", "lse", "learn")
@@ -71,7 +71,7 @@ def _register(name: str, operator, names: tuple[str, ...]) -> None:
             folded.append(value)
         results = operator(*folded)
         # A gradient that is not wanted has no elements.
-        shared = [i >= 3 for i in range(len(results))] if name == "attention_backward" else [False] * 2
+        shared = [i >= 3 for i in range(len(results))] if name == "attention_backward" else [False] * len(results)
         return (
             tuple(x if whole else x.unflatten(0, (size, batch)) for x, whole in zip(results, shared)),
             tuple(None if whole else 0 for whole in shared),
@@ -81,4 +81,5 @@ def _register(name: str, operator, names: tuple[str, ...]) -> None:
 
 
 _register("attention", lambda *x: _attention(*x), _INPUTS)
+_register("attention_statistics", lambda *x: _attention_statistics(*x), _INPUTS)
 _register("attention_backward", lambda *x: _attention_backward(*x), _OF_BACKWARD)

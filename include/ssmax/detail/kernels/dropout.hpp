@@ -26,8 +26,12 @@ struct DropoutKernels {
   /// Computes x[i][·] = dropped ? 0 : x[i][·] · factor for keys [first, first + keys) of one vector. The next row is
   /// `group` numbers later.
   void (*drop)(T* x, index_t group, index_t first, index_t keys, const DropLanes& lanes, T factor);
+};
+
+/// The kernel of the bf16 path.
+struct PairDropoutKernels {
   /// Sets dropped numbers in pairs of keys to 0: [key/2][group][2], from an even key on.
-  void (*drop_pairs)(bfloat16* x, index_t group, index_t first, index_t keys, const DropLanes& lanes);
+  void (*clear)(bfloat16* x, index_t group, index_t first, index_t keys, const DropLanes& lanes);
 };
 
 SSMAX_END

@@ -73,7 +73,7 @@ void drop_weights(typename S::Value* x, index_t group, index_t first, index_t ke
 }
 
 template <class S>
-void drop_pairs(bfloat16* x, index_t group, index_t first, index_t keys, const DropLanes& lanes) {
+void clear_pairs(bfloat16* x, index_t group, index_t first, index_t keys, const DropLanes& lanes) {
   for_each_eight<S>(
       lanes, first, keys, [&](const RandomWords<S>& words, index_t key, index_t end, index_t i) {
         while (key < end) {
@@ -102,8 +102,10 @@ void drop_pairs(bfloat16* x, index_t group, index_t first, index_t keys, const D
 template <class T>
 struct KernelTable<DropoutKernels<T>> {
   using S = Simd<T>;
-  static constexpr DropoutKernels<T> value{
-      .drop = drop_weights<S>,
-      .drop_pairs = drop_pairs<S>,
-  };
+  static constexpr DropoutKernels<T> value{.drop = drop_weights<S>};
+};
+
+template <>
+struct KernelTable<PairDropoutKernels> {
+  static constexpr PairDropoutKernels value{.clear = clear_pairs<Simd<float>>};
 };

@@ -78,14 +78,14 @@ class StoredRows {
         v_scales_(static_cast<std::size_t>(ScaledStorage<V> ? rows : 0)),
         scratch_(static_cast<std::size_t>(std::max(width, value_width))) {}
 
-  /// Stores a key and its value. With a rope, rotates the key to `position`.
+  /// Stores a key and its value. With a rope, rotates the key to `place`.
   template <class NewKey, class NewValue>
-  void store(index_t row, const NewKey* k, const NewValue* v, const Rope<Compute>* rope, index_t position) {
+  void store(index_t row, const NewKey* k, const NewValue* v, const Rope<Compute>* rope, RopePlace place) {
     if (rope == nullptr) {
       store_row(k, width_, k_, k_scales_, row);
     } else {
       const Compute* wide = widened(k, width_, scratch_.data());
-      rotate(rope->tables(), {wide, width_}, {scratch_.data(), width_}, 1, width_, position, false);
+      rotate(rope->tables(), {wide, width_}, {scratch_.data(), width_}, 1, width_, place, false);
       store_row(static_cast<const Compute*>(scratch_.data()), width_, k_, k_scales_, row);
     }
     store_row(v, value_width_, v_, v_scales_, row);

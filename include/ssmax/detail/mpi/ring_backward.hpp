@@ -206,7 +206,8 @@ class RingBackward {
         const index_t position =
             whole_.key_position + call_.variant.key_position(query, piece.begin + key.index);
         A* dk = row_of(memory_.dk, key.batch, key.head, piece.row + key.index);
-        rotate(whole_.rope, {dk, shape_.width}, {dk, shape_.width}, 1, shape_.width, position, true);
+        rotate(whole_.rope, {dk, shape_.width}, {dk, shape_.width}, 1, shape_.width, {position, key.batch},
+               true);
       });
     }
   }

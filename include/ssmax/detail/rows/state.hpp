@@ -20,6 +20,12 @@ struct TileStatistics {
   SSMAX_INLINE TileStatistics from(index_t lane) const {
     return {largest + lane, smallest + lane, distances + lane, squares + lane};
   }
+  /// Sets the statistics of the first query to those of no keys.
+  SSMAX_INLINE void reset() const {
+    *largest = -std::numeric_limits<Compute>::infinity();
+    *smallest = std::numeric_limits<Compute>::infinity();
+    *distances = *squares = 0;
+  }
 };
 
 SSMAX_END
@@ -64,11 +70,7 @@ struct StateLayout {
       std::fill_n(state.sum, rows, Compute{0});
       std::fill_n(state.o, (in_lanes ? rows : std::min(rows, count - i)) * channels, Compute{0});
       if (!has_statistics) continue;
-      const TileStatistics<Compute> statistics = statistics_at(states, i);
-      std::fill_n(statistics.largest, rows, -std::numeric_limits<Compute>::infinity());
-      std::fill_n(statistics.smallest, rows, std::numeric_limits<Compute>::infinity());
-      std::fill_n(statistics.distances, rows, Compute{0});
-      std::fill_n(statistics.squares, rows, Compute{0});
+      for (index_t row = 0; row < rows; ++row) statistics_at(states, i + row).reset();
     }
   }
 

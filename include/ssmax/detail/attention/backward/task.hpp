@@ -159,7 +159,7 @@ class BackwardTask {
         const double factor = multipliers_.of_gradient(facts.multiplier);
         if (!Op::is_bf16) multiply(sums, d, static_cast<Compute>(factor), sums);
         if (forward_.has_rope()) {
-          rotate(forward_.rope, {sums, d}, {sums, d}, 1, d, rope_position(forward_, variant_, *cursor), true);
+          rotate(forward_.rope, {sums, d}, {sums, d}, 1, d, rope_place(forward_, variant_, *cursor), true);
         }
       }
       store(problem_.dq, cursor.entry(), cursor.head(), cursor.row(), sums);
@@ -182,7 +182,7 @@ class BackwardTask {
       if (forward_.rotates_keys() && sequence_.rows > 0) {
         const index_t position =
             forward_.key_position + variant_.key_position(query, sequence_.stored.begin + key);
-        rotate(forward_.rope, {dk, d}, {dk, d}, 1, d, position, true);
+        rotate(forward_.rope, {dk, d}, {dk, d}, 1, d, {position, batch_}, true);
       }
       const index_t entry = sequence_.key_entry, row = sequence_.first_key_row + key;
       store(problem_.dk, entry, kv_head_, row, dk);

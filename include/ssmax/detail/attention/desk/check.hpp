@@ -69,13 +69,14 @@ void check_out_and_lse(const char* function, const ForwardCall<A>& call, const K
 /// Calls f(name, view) for the statistics that are given.
 template <class A, class F>
 void for_each_statistic(const RowStatistics<A>& statistics, const F& f) {
-  const auto call = [&](const char* name, const View<A, 3>& view) {
-    if (is_given(view)) f(name, view);
-  };
-  call("statistics.largest", statistics.largest);
-  call("statistics.smallest", statistics.smallest);
-  call("statistics.sum_of_squares", statistics.sum_of_squares);
-  call("statistics.entropy", statistics.entropy);
+  const std::pair<const char*, const View<A, 3>*> all[] = {
+      {"statistics.largest", &statistics.largest},
+      {"statistics.smallest", &statistics.smallest},
+      {"statistics.sum_of_squares", &statistics.sum_of_squares},
+      {"statistics.entropy", &statistics.entropy}};
+  for (const auto& [name, view] : all) {
+    if (is_given(*view)) f(name, *view);
+  }
 }
 
 /// Checks the statistics that are given. `keys` are the last arguments of check_result.
@@ -311,6 +312,7 @@ void check_policies(const char* function, const Problem<Compute>& problem, const
   });
   const RopeTables<Compute>& rope = problem.rope;
   if (rope.cosine == nullptr) return;
+  check_rope_sequences(function, rope, problem.sequences());
   const index_t key_position = problem.key_position;
   // Larger than every table. Sums of this number and smaller numbers do not overflow.
   constexpr index_t furthest = std::numeric_limits<index_t>::max() / 4;
@@ -337,7 +339,7 @@ void check_policies(const char* function, const Problem<Compute>& problem, const
     const index_t first_head = problem.q.first_head(), end_head = problem.q.end_head();
     for (index_t head = first_head; head < end_head; ++head) {
       for (index_t i = first; i < first + queries; ++i)
-        check("q", rope_position(problem, variant, Query{batch, head, i, shape}), 1);
+        check("q", rope_place(problem, variant, Query{batch, head, i, shape}).position, 1);
     }
     for (index_t head = first_head; head < end_head; head += problem.heads_per_kv_head()) {
       const Query any{batch, head, 0, shape};

@@ -9,6 +9,7 @@
 
 #include "../../../attention_state.hpp"
 #include "../../kernels/decode.hpp"
+#include "../../kernels/statistics.hpp"
 #include "../../memory/arena.hpp"
 #include "../../rows/state.hpp"
 #include "../operands/finite.hpp"
@@ -28,12 +29,12 @@ struct DecodeScratch {
   static constexpr index_t block_keys = key_chunk, tile_lanes = 0;  // for Explanation: keys are in lanes
 
   DecodeScratch(Arena& arena, index_t, const Problem<Compute>& problem)
-      : DecodeScratch(arena, problem.width(), problem.value_width()) {}
+      : DecodeScratch(arena, problem.width(), problem.value_width(), problem.has_statistics) {}
 
-  DecodeScratch(Arena& arena, index_t d, index_t value_width)
+  DecodeScratch(Arena& arena, index_t d, index_t value_width, bool has_statistics)
       : pitch((d + 31) / 32 * 32),
         dv(value_width),
-        layout{.rows = decode_rows, .channels = value_width},
+        layout{.rows = decode_rows, .channels = value_width, .has_statistics = has_statistics},
         rows(arena.take<QueryRow>(decode_rows)),
         q(arena.take<Compute>(decode_rows * pitch)),
         wide(arena.take<Compute>(key_chunk * std::max(d, dv))),
@@ -41,7 +42,8 @@ struct DecodeScratch {
         v_rows(arena.take<const std::byte*>(key_chunk + listed_ahead)),
         s(arena.take<Compute>(decode_rows * key_chunk)),
         block_o(arena.take<Compute>(decode_rows * dv)),
-        scaled(arena.take<Compute>(decode_rows * std::max(pitch, dv))) {
+        scaled(arena.take<Compute>(decode_rows * std::max(pitch, dv))),
+        weights(arena.take<Compute>(has_statistics ? key_chunk : 0)) {
     chunk = arena.take<Compute>(layout.size());
     total = arena.take<Compute>(layout.size());
   }
@@ -61,7 +63,8 @@ struct DecodeScratch {
   const std::byte **k_rows, **v_rows;  // [key_chunk + listed_ahead]: the rows of short runs
   Compute* s;                          // [decode_rows][key_chunk]: logits, then weights
   Compute* block_o;                    // [decode_rows][dv]: product with V of rows under a mask
-  Compute* scaled;  // [decode_rows][pitch] or [dv]: scratch of products with factors of channels
+  Compute* scaled;   // [decode_rows][pitch] or [dv]: scratch of products with factors of channels
+  Compute* weights;  // [key_chunk]: those of one row, until its statistics have read the logits
   Compute *chunk, *total;
 };
 
@@ -90,9 +93,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     queries_ = {memory_.q, memory_.pitch};
     for (; padded_rows_ < count; ++padded_rows_)
       std::fill_n(memory_.q + padded_rows_ * memory_.pitch + d, memory_.pitch - d, Compute{0});
-    for (index_t r = 0; r < count; ++r, cursor.next()) {
+    for (index_t r = 0; r < count; ++r) {
       // In place: a copy of a fresh write stalls on store forwarding.
-      const QueryRow& row = *::new (memory_.rows + r) QueryRow(cursor.row(variant_));
+      const QueryRow& row = *::new (memory_.rows + r) QueryRow(this->next_row(cursor));
       Compute* q = memory_.q + r * memory_.pitch;
       if (row.keys.size() == 0) {
         std::fill_n(q, d, Compute{0});
@@ -120,7 +123,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   /// Computes and stores the result of one query over at most listed_ahead listed keys. It is bit-identical to that of
   /// attend_chunk and store. Returns false for other tasks, and for logits that these kernels do not take.
   bool store_at_once(const Result<Compute>& result) {
-    if (!lists_rows_ || count_ != 1 || variant_.has_runs || variant_.has_predicate || multipliers_.has_score)
+    if (!lists_rows_ || count_ != 1 || variant_.has_runs || variant_.has_predicate ||
+        multipliers_.has_score || problem_.has_statistics)
       return false;
     const QueryRow& row = memory_.rows[0];
     const KeyRange keys = row.keys;
@@ -164,7 +168,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     this->reset(states);
     for (index_t r = 0; r < count_; ++r)
       softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(memory_.rows[r]));
-    weigh_values(keys, state.o);
+    weigh_values(keys, states);
     for (index_t r = 0; r < count_; ++r) {
       // `lost` is the rounding error of the shift in Compute. Multiplying sum and o by 2^lost corrects the error.
       // Exception: if |lost| >= 64, the error stays.
@@ -172,12 +176,18 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       if (std::abs(shift) > static_cast<double>(std::numeric_limits<Compute>::max()) &&
           softmax_[r].sum() > 0) {
         overflow(state, r, shift);
+        if (problem_.has_statistics) memory_.layout.statistics_at(states, r).reset();
         continue;
       }
       state.shift[r] = static_cast<Compute>(shift);
       const double lost = shift - static_cast<double>(state.shift[r]);
       const double factor = lost != 0 && std::abs(lost) < 64 ? std::exp2(lost) : 1;
       state.sum[r] = static_cast<Compute>(softmax_[r].sum() * factor);
+      if (problem_.has_statistics && factor != 1) {
+        const TileStatistics<Compute> of = memory_.layout.statistics_at(states, r);
+        *of.distances = static_cast<Compute>((*of.distances + lost * softmax_[r].sum()) * factor);
+        *of.squares *= static_cast<Compute>(factor * factor);
+      }
       Compute* o = state.o + r * memory_.dv;
       if (factor != 1)
         kernels<RowKernels<Compute>>().multiply(o, memory_.dv, static_cast<Compute>(factor), o);
@@ -225,8 +235,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     return all;
   }
 
-  /// Computes weights and adds weights · V to o.
-  void weigh_values(KeyRange chunk, Compute* o) {
+  /// Computes weights and adds weights · V to o of the states.
+  void weigh_values(KeyRange chunk, Compute* states) {
+    Compute* const o = memory_.layout.at(states, 0).o;
     if (const KeyRange seen = find_seen(chunk); seen.size() > 0) logits(seen, chunk.begin);
     index_t first_same = 0;  // rows [first_same, r) have the same visible keys and share one product with V
     Seen same_seen{};
@@ -242,8 +253,36 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       if (keys.size() == 0) continue;
       Compute* s = memory_.s + r * key_chunk + (keys.begin - chunk.begin);
       if (multipliers_.has_score || seen.masks) variant_.apply(s, keys, memory_.rows[r]);
-      softmax_[r].update(s, keys.size(), s);
+      if (!problem_.has_statistics) {
+        softmax_[r].update(s, keys.size(), s);
+        continue;
+      }
+      softmax_[r].update(s, keys.size(), memory_.weights);
+      take_weights(r, s, keys.size(), memory_.layout.statistics_at(states, r));
     }
+  }
+
+  /// Writes the statistics of a row, and replaces its logits by memory_.weights. Logits beyond the kernel's range take a
+  /// loop in double.
+  void take_weights(index_t r, Compute* s, index_t n, const TileStatistics<Compute>& to) const {
+    const double unit = multipliers_.of_softmax(memory_.rows[r]) * std::numbers::log2e,
+                 shift = softmax_[r].shift();
+    if (std::abs(shift) < static_cast<double>(largest_shift<Compute>)) {
+      return kernels<StatisticsKernels<Compute>>().of_row(s, memory_.weights, n, static_cast<Compute>(unit),
+                                                          static_cast<Compute>(shift), to);
+    }
+    double distances = 0, squares = 0;
+    for (index_t i = 0; i < n; ++i) {
+      const double x = unit * static_cast<double>(s[i]), w = static_cast<double>(memory_.weights[i]);
+      s[i] = memory_.weights[i];
+      if (!(std::abs(x) <= static_cast<double>(std::numeric_limits<Compute>::max()))) continue;
+      *to.largest = std::max(*to.largest, static_cast<Compute>(x));
+      *to.smallest = std::min(*to.smallest, static_cast<Compute>(x));
+      if (w > 0) distances += w * (x - shift);
+      squares += w * w;
+    }
+    *to.distances = static_cast<Compute>(distances);
+    *to.squares = static_cast<Compute>(squares);
   }
 
   /// Calls f(range) for the ranges of keys that are visible to some row, in whole visible blocks. Exception: unless

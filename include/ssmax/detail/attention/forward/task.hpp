@@ -116,18 +116,22 @@ class ForwardTask {
   Hull load_rows(std::span<const Sequence> sequences, index_t kv_head, index_t first, index_t count,
                  const Multipliers& multiply) {
     RowCursor cursor = select(sequences, kv_head, first, count);
-    const index_t lanes = list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) {
-      QueryRow row = cursor.row(variant_);
-      if (problem_.has_statistics && row.multiplier == 0) row.multiplier = multiplier_for_0;
-      cursor.next();
-      return row;
-    });
+    const index_t lanes =
+        list_queries(memory_, count, UnusedLanes::repeat_last, [&](index_t) { return next_row(cursor); });
     list_runs(variant_, memory_, lanes);
     load_queries(problem_, variant_, multiply, memory_, lanes, count);
     Hull hull;
     for (index_t i = 0; i < lanes; i += memory_.kernels.width)
       hull.add(memory_.hulls[i / memory_.kernels.width]);
     return hull;
+  }
+
+  /// Returns the row of a cursor, which moves to the next one. With statistics, a multiplier of 0 is replaced.
+  QueryRow next_row(RowCursor<Compute>& cursor) const {
+    QueryRow row = cursor.row(variant_);
+    if (problem_.has_statistics && row.multiplier == 0) row.multiplier = multiplier_for_0;
+    cursor.next();
+    return row;
   }
 
   /// Sets the states to the state before the first key.

@@ -12,7 +12,7 @@ SSMAX_INLINE const Compute* load_query(const Problem<Compute>& problem, const Va
   const index_t d = problem.width();
   const Compute* row = problem.q.load(of.entry(), of.query.head, of.row(), scratch);
   if (!problem.has_rope()) return row;
-  rotate(problem.rope, {row, d}, {scratch, d}, 1, d, rope_position(problem, variant, of.query), false);
+  rotate(problem.rope, {row, d}, {scratch, d}, 1, d, rope_place(problem, variant, of.query), false);
   return scratch;
 }
 
@@ -28,7 +28,7 @@ void load_keys(const Problem<Compute>& problem, const Variant<Compute>& variant,
     for (index_t i = 0; rotated && i < run.count; ++i) {
       const Compute* row = problem.keys.load_k(run, i, out[i]);
       const index_t position = problem.key_position + variant.key_position(query, key + i);
-      rotate(problem.rope, {row, d}, {out[i], d}, 1, d, position, false);
+      rotate(problem.rope, {row, d}, {out[i], d}, 1, d, {position, keys.batch}, false);
     }
     out.first = out[run.count];
   });

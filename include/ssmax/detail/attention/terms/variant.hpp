@@ -172,11 +172,11 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// Returns the position to which a query is rotated.
+/// Returns where a query is rotated to.
 template <class Compute>
-index_t rope_position(const Problem<Compute>& problem, const Variant<Compute>& variant, const Query& query) {
+RopePlace rope_place(const Problem<Compute>& problem, const Variant<Compute>& variant, const Query& query) {
   const bool by_mask = problem.rotation != Rotation::stored;
-  return problem.key_position + (by_mask ? variant.query_position(query) : query.position());
+  return {problem.key_position + (by_mask ? variant.query_position(query) : query.position()), query.batch};
 }
 
 SSMAX_END

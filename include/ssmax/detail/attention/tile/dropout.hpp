@@ -46,7 +46,7 @@ class WeightDropper {
   }
   void clear(bfloat16* x, index_t group, const QueryRow* rows, index_t width, index_t first, index_t keys) {
     take(rows, width);
-    kernels_.drop_pairs(x, group, first, keys, lanes_);
+    detail::kernels<PairDropoutKernels>().clear(x, group, first, keys, lanes_);
   }
 
  private:

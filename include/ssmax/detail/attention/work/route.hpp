@@ -97,7 +97,8 @@ bool is_bf16_prefill(const Problem<Compute>& problem, const Bf16Capabilities& ta
 /// | decode       |                      | at most 16 rows                                                        |
 /// | prefill      |                      | all other calls                                                        |
 ///
-/// With dropout or statistics, a call takes prefill_bf16 if why_not_bf16 returns null, else prefill.
+/// With dropout, a call takes prefill_bf16 if why_not_bf16 returns null, else prefill. With statistics, prefill and
+/// prefill_bf16 replace short_keys and decode_bf16, which has the same bits.
 ///
 /// With batch_invariant, a query takes the same products for any number of rows: prefill_bf16 or decode_bf16 if
 /// why_not_bf16 returns null, else prefill.
@@ -108,20 +109,20 @@ template <class Compute, class MostKeys>
 Route route(const Problem<Compute>& problem, const Result<Compute>& result, index_t rows,
             index_t rows_together, const MostKeys& most_keys, bool explains) {
   const Bf16Capabilities target = bf16_capabilities(target_in_use());
-  if (problem.dropout.p > 0 || problem.has_statistics) {
-    const WhyNot not_bf16 = why_not_bf16(problem, target),
-                 not_other = problem.has_statistics ? "short_keys, decode: statistics are given"
-                                                    : "short_keys, decode: dropout is set";
+  if (problem.dropout.p > 0) {
+    const WhyNot not_bf16 = why_not_bf16(problem, target);
     return {not_bf16 == nullptr ? Path::prefill_bf16 : Path::prefill,
-            not_bf16 == nullptr || *not_bf16 == '\0' ? not_other : not_bf16};
+            not_bf16 == nullptr || *not_bf16 == '\0' ? "short_keys, decode: dropout is set" : not_bf16};
   }
-  const WhyNot not_short = why_not_short_keys(problem, result, target, rows, most_keys, explains);
+  WhyNot not_short = why_not_short_keys(problem, result, target, rows, most_keys, explains);
+  if (not_short == nullptr && problem.has_statistics) not_short = "short_keys: statistics are given";
   if (not_short == nullptr) return {Path::short_keys, ""};
   const bool is_prefill = is_bf16_prefill(problem, target, rows);
   const WhyNot not_bf16 =
       is_prefill ? why_not_bf16(problem, target) : why_not_bf16_decode(problem, target, rows);
   if (not_bf16 == nullptr)
-    return {is_bf16_prefill(problem, target, rows_together) ? Path::prefill_bf16 : Path::decode_bf16,
+    return {is_bf16_prefill(problem, target, rows_together) || problem.has_statistics ? Path::prefill_bf16
+                                                                                      : Path::decode_bf16,
             not_short};
   const bool are_few = rows <= decode_rows;
   const WhyNot not_decode = are_few && problem.batch_invariant ? "decode: batch_invariant is set" : "";
