@@ -124,8 +124,8 @@
 /// | bf16 path | at least 5 |
 /// | bf16 path on avx512_bf16 and neon_bf16, the calls rotate keys | more than 16 |
 ///
-/// On targets with bfloat16 products, a bfloat16 call with at most 128 keys can take the short_keys path. Its results can
-/// differ from those of a longer call.
+/// On targets with bfloat16 products, a bfloat16 call with at most 128 keys can take the short_keys path. Its results
+/// can differ from those of a longer call.
 ///
 /// With `batch_invariant`, results are bit-identical if you split the queries into any calls, also over a cache. A
 /// query takes the bf16 path or prefill for any number of rows. docs/numerics.md has the price. The backward ignores
@@ -139,7 +139,7 @@
 /// | path | condition | rounded to bfloat16 | error of out | error of lse |
 /// |---|---|---|---|---|
 /// | short_keys | at most 128 keys, 4 rows or more; no `continues`; cache: below | - | as float | as float |
-/// | prefill_bf16 | bf16 (below); amx: 5 rows or more; neon_bf16: above 12; others: above 16 | weights | 2.1 ε₁₆·Σ p abs(v) | 1.1 ε₁₆ |
+/// | prefill_bf16 | bf16 (below); rows: amx from 5, neon_bf16 from 13, else from 17 | weights | 2.1 ε₁₆·Σ p abs(v) | 1.1 ε₁₆ |
 /// | decode_bf16 | bf16 (below); not amx; 5 to 16 rows; keys not rotated | weights | 2.1 ε₁₆·Σ p abs(v) | 1.1 ε₁₆ |
 /// | decode | at most 16 rows | - | as float | as float |
 /// | prefill | all other calls | - | as float | as float |
@@ -152,12 +152,13 @@
 /// multiplies bfloat16 operands and adds the products in float. Logits, states and multipliers are float. The sum adds
 /// the rounded weights. decode_bf16 is bit-identical to prefill_bf16. On neon_bf16, decode_bf16 takes 5 to 12 rows. The
 /// bf16 path splits a rotated q or k into two bfloat16 numbers, high and low, which keep 16 bits of it. With
-/// `rounded_rotation`, the path rounds a rotated q or k to one bfloat16 number. The result is then that of a call without
-/// a rope over the rounded rows. The bf16 path treats subnormal numbers as 0. An infinity in a rotated q or k gives NaN.
+/// `rounded_rotation`, the path rounds a rotated q or k to one bfloat16 number. The result is then that of a call
+/// without a rope over the rounded rows. The bf16 path treats subnormal numbers as 0. An infinity in a rotated q or k
+/// gives NaN.
 ///
 /// The errors above hold for ordinary logits. If products of channels cancel (massive activations), the rounding of the
-/// logits adds 8·L·ε·Σ p abs(v) to the error of out and 4·L·ε to the error of lse. Here, ε is 2^-23, and 2^-18 for split
-/// rows. L is the largest abs(c)·scale·Σ_t abs(q_t k_t) over the visible keys, and L·ε must be below 1.
+/// logits adds 8·L·ε·Σ p abs(v) to the error of out and 4·L·ε to the error of lse. Here, ε is 2^-23, and 2^-18 for
+/// split rows. L is the largest abs(c)·scale·Σ_t abs(q_t k_t) over the visible keys, and L·ε must be below 1.
 ///
 /// **Results over a source, compared with one call over views of all keys.** A prompt in chunks is such a case: append,
 /// attention, append, attention, …

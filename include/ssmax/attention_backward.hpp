@@ -83,10 +83,10 @@
 /// With a rope, the bounds of dq and dk are larger by ε₁₆, and abs means the norm of a rotated pair of channels. With
 /// `rounded_rotation`, the bounds hold against the gradients of the rounded rows.
 /// Logits, δ and u are float. The bf16 path adds dc before it rounds. For logits, it splits a rotated q or k into two
-/// bfloat16 numbers, high and low, which keep 16 bits of it. This adds 2^-16 · scale Σ_j abs(u_ij) Σ_t abs(q_it k_jt) to
-/// the bound of dc. For dk and dq, it uses the high part only. The lse of the prefill_bf16 path is the logarithm of a sum of rounded weights. Its error is up
-/// to 1.1 ε₁₆, and all weights of a row are off by the same factor. (An exact lse would need one more number in every
-/// state, also in merged states.) Products treat subnormal numbers as 0. An infinity in a rotated q or k gives NaN.
+/// bfloat16 numbers, high and low, which keep 16 bits of it. This adds 2^-16 · scale Σ_j abs(u_ij) Σ_t abs(q_it k_jt)
+/// to the bound of dc. For dk and dq, it uses the high part only. The lse of the prefill_bf16 path is the logarithm of
+/// a sum of rounded weights. Its error is up to 1.1 ε₁₆, and all weights of a row are off by the same factor. (An exact
+/// lse would need one more number in every state, also in merged states.) Products treat subnormal numbers as 0. An infinity in a rotated q or k gives NaN.
 ///
 /// Outputs must not overlap the inputs or each other. Columns of one packed matrix do not overlap. Exception: the
 /// call does not compare ds, db, dslopes and other parameter gradients with the tensors. Throws std::invalid_argument
