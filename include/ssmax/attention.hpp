@@ -139,7 +139,7 @@
 /// | path | condition | rounded to bfloat16 | error of out | error of lse |
 /// |---|---|---|---|---|
 /// | short_keys | at most 128 keys, 4 rows or more; no `continues`; cache: below | - | as float | as float |
-/// | prefill_bf16 | bf16 (below); rows: amx from 5, neon_bf16 from 13, else from 17 | weights | 2.1 ε₁₆·Σ p abs(v) | 1.1 ε₁₆ |
+/// | prefill_bf16 | bf16 (below); rows: amx 5, neon 13, else 17 or more | weights | 2.1 ε₁₆·Σ p abs(v) | 1.1 ε₁₆ |
 /// | decode_bf16 | bf16 (below); not amx; 5 to 16 rows; keys not rotated | weights | 2.1 ε₁₆·Σ p abs(v) | 1.1 ε₁₆ |
 /// | decode | at most 16 rows | - | as float | as float |
 /// | prefill | all other calls | - | as float | as float |

@@ -86,7 +86,8 @@
 /// bfloat16 numbers, high and low, which keep 16 bits of it. This adds 2^-16 · scale Σ_j abs(u_ij) Σ_t abs(q_it k_jt)
 /// to the bound of dc. For dk and dq, it uses the high part only. The lse of the prefill_bf16 path is the logarithm of
 /// a sum of rounded weights. Its error is up to 1.1 ε₁₆, and all weights of a row are off by the same factor. (An exact
-/// lse would need one more number in every state, also in merged states.) Products treat subnormal numbers as 0. An infinity in a rotated q or k gives NaN.
+/// lse would need one more number in every state, also in merged states.) Products treat subnormal numbers as 0. An
+/// infinity in a rotated q or k gives NaN.
 ///
 /// Outputs must not overlap the inputs or each other. Columns of one packed matrix do not overlap. Exception: the
 /// call does not compare ds, db, dslopes and other parameter gradients with the tensors. Throws std::invalid_argument
