@@ -20,6 +20,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -102,6 +103,25 @@ def must(command, folder=None):
     if status != 0:
         sys.exit(f"Without a mutant, {command} ends with {status}:\n{output[-4000:]}")
     return output
+
+
+def mirror(source, folder):
+    """Makes `folder` a copy of `source`. Copies only the files of another size or time."""
+    def files(root):
+        return {os.path.join(os.path.relpath(path, root), name) for path, _, names in os.walk(root) for name in names}
+
+    def state(path):
+        found = os.lstat(path)
+        return found.st_size, found.st_mtime_ns
+
+    wanted, there = files(source), files(folder)
+    for name in there - wanted:
+        os.unlink(folder / name)
+    for name in wanted:
+        if name not in there or state(source / name) != state(folder / name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).unlink(missing_ok=True)
+            shutil.copy2(source / name, folder / name, follow_symlinks=False)
 
 
 def refresh_tree():
@@ -214,7 +234,7 @@ class Stage:
     def restore(self, only_first):
         """Restores the build folder without mutants. Builds and tests it before, if sources changed."""
         if self.saved.exists():
-            must(f"rm -rf {self.folder} && cp -a {self.saved} {self.folder}")
+            mirror(self.saved, self.folder)
         changed = max(p.stat().st_mtime for p in HEADERS.rglob("*"))  # by a run that was killed, too
         if not self.tested.exists() or self.tested.stat().st_mtime < changed:
             must(["cmake", "--preset", self.configuration])
@@ -222,7 +242,7 @@ class Stage:
             if not only_first:
                 must(["ctest", "--preset", self.preset, "--stop-on-failure"])
                 self.tested.touch()
-            must(f"rm -rf {self.saved} && mkdir -p {self.saved.parent} && cp -a {self.folder} {self.saved}")
+            mirror(self.folder, self.saved)
 
     def first_step(self, mutant):
         """Links the test files that suit the mutant and runs them as ctest would. Returns who fails, or None."""
