@@ -84,7 +84,7 @@ class Mutant(NamedTuple):
 def run(command, folder=None, timeout=7200, env=None, stop=lambda: False):
     """Returns the exit status and the output of a command. The status of one that hangs or that `stop` ends is None."""
     with tempfile.TemporaryFile("w+", errors="replace") as output:
-        process = subprocess.Popen(command, cwd=folder or TREE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        process = subprocess.Popen(command, cwd=folder or TREE, stdout=output, stderr=subprocess.STDOUT, process_group=0,
                                    shell=isinstance(command, str), env={**os.environ, **(env or {})})
         end = time.time() + timeout
         try:
