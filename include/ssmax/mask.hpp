@@ -29,7 +29,7 @@
 /// that limits the range first: `Causal{} & Where(f)` calls f for the keys up to the query only.
 ///
 /// Matrices are [batch, heads, queries, keys] with last stride 1 or 0. To use one matrix for all heads, pass a view
-/// with the number of heads and stride 0 for heads.
+/// with the number of heads and stride 0 for heads. HeadsOfMatrix::modulo takes fewer matrices than heads.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +42,7 @@
 #include "config.hpp"
 #include "detail/checks/boundaries.hpp"
 #include "detail/checks/error.hpp"
-#include "detail/checks/matrix.hpp"
+#include "detail/members/query_matrix.hpp"
 #include "half.hpp"
 #include "query.hpp"
 #include "view.hpp"
@@ -440,25 +440,25 @@ template <class T>
 class MatrixMask {
  public:
   /// Stores the view. The matrix must outlive the mask.
-  SSMAX_INLINE constexpr explicit MatrixMask(const View<const T, 4>& matrix) : matrix_(matrix) {}
+  SSMAX_INLINE constexpr explicit MatrixMask(const View<const T, 4>& matrix,
+                                             HeadsOfMatrix heads = HeadsOfMatrix::each)
+      : matrix_(matrix, heads) {}
   /// Returns [0, keys).
   SSMAX_INLINE constexpr KeyRange keys(const Query& query) const { return {0, query.shape.keys}; }
   /// Returns true if the element of the key is true or not -inf.
   SSMAX_INLINE constexpr bool sees(const Query& query, index_t key) const {
-    return detail::shows(matrix_(query.batch, query.head, query.index, key));
+    return detail::shows(matrix_(query, key));
   }
   /// Throws std::invalid_argument unless the matrix has the extents of the queries and keys.
-  SSMAX_INLINE void check(const QueryShape& shape) const {
-    detail::check_matrix("MatrixMask", "matrix", matrix_, shape);
-  }
+  SSMAX_INLINE void check(const QueryShape& shape) const { matrix_.check("MatrixMask", "matrix", shape); }
 
  private:
-  View<const T, 4> matrix_;
+  shared::QueryMatrix<const T> matrix_;
 };
 
 /// Deduces T from the element type of a view.
 template <class T>
-MatrixMask(View<T, 4>) -> MatrixMask<std::remove_const_t<T>>;
+MatrixMask(View<T, 4>, HeadsOfMatrix = HeadsOfMatrix::each) -> MatrixMask<std::remove_const_t<T>>;
 
 /// A mask by a function: a key is visible if f(query, key) is true. Several threads may call f, and more than once
 /// for a pair.
