@@ -113,8 +113,7 @@ TEMPLATE_TEST_CASE("merged pairs of 16 bits agree with the formula", "[attention
         const Real size = std::isfinite(lse_1) && std::isfinite(lse_2)
                               ? std::max(std::abs(lse_1), std::abs(lse_2))
                               : std::abs(top);
-        worst_lse =
-            std::max(worst_lse, std::abs(Real(lse) - (top + std::log(total))) / (epsilon * (1 + size)));
+        worst_lse = worse(worst_lse, std::abs(Real(lse) - (top + std::log(total))) / (epsilon * (1 + size)));
         for (index_t c = 0; c < dv; ++c) {
           const auto part = [&](const Pair<T>& pair, Real own) {
             return own == -infinity<Real>
@@ -123,7 +122,7 @@ TEMPLATE_TEST_CASE("merged pairs of 16 bits agree with the formula", "[attention
           };
           const Real one = part(first, lse_1), two = part(second, lse_2);
           const Real bound = (size + 4) * epsilon * (std::abs(one) + std::abs(two));
-          worst = std::max(worst, error_of(result.view.out(b, h, i, c), one + two) - bound);
+          worst = worse(worst, error_of(result.view.out(b, h, i, c), one + two) - bound);
         }
       });
       CHECK(worst <= 0);
