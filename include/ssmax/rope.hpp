@@ -17,8 +17,8 @@
 /// global layers are a rope of width 512 whose ω are 0 from pair 64 on. Exception: an infinity or NaN in one channel of
 /// such a pair makes the other channel NaN.
 ///
-/// A second constructor takes positions on several axes (MRoPE): pair i of token t rotates by positions(axes[i], t)·ω_i.
-/// Each sequence of a batch may have positions of its own.
+/// A second constructor takes positions on several axes (MRoPE): pair i of token t rotates by positions(axes[i],
+/// t)·ω_i. Each sequence of a batch may have positions of its own.
 ///
 /// A RopeScaling changes ω, so that a model runs beyond its trained length L. "Turns" means the number of full
 /// rotations of a pair within L positions:
@@ -208,8 +208,8 @@ inline double yarn_mscale(double factor, double mscale = 1) {
   return factor > 1 ? 0.1 * mscale * std::log(factor) + 1 : 1;
 }
 
-/// Returns ω of each of the width / 2 pairs, with the scaling, or a copy of `options.frequencies`. Each computed ω has a
-/// relative error of 1e-14. Throws std::invalid_argument if width, theta, scaling or frequencies are out of range.
+/// Returns ω of each of the width / 2 pairs, with the scaling, or a copy of `options.frequencies`. Each computed ω has
+/// a relative error of 1e-14. Throws std::invalid_argument if width, theta, scaling or frequencies are out of range.
 inline std::vector<double> rope_frequencies(const RopeOptions& options) {
   detail::check_rope(options);
   if (!options.frequencies.empty()) return {options.frequencies.begin(), options.frequencies.end()};

@@ -68,8 +68,8 @@ class Bias {
   SSMAX_INLINE void check(const QueryShape& shape) const { bias_.check("Bias", "bias", shape); }
 
   /// Returns the score for attention_backward, which adds ∂bias to dbias. dbias has the extents of the bias. G is
-  /// float or double. A dimension of stride 0 is summed over: give dbias stride 0 where the bias is broadcast. Heads that
-  /// read the same matrix add to the same matrix of dbias.
+  /// float or double. A dimension of stride 0 is summed over: give dbias stride 0 where the bias is broadcast. Heads
+  /// that read the same matrix add to the same matrix of dbias.
   template <class G>
   [[nodiscard]] SSMAX_INLINE constexpr BiasGradient<T, G> gradient(const View<G, 4>& dbias) const {
     return {*this, dbias};

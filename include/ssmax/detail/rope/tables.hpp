@@ -31,8 +31,8 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
-/// Throws if a position of [first, first + count) is missing in the tables, or if the last rotated channel is not one of
-/// `channels`. Throws also if the tables are of several sequences, but not of `sequences`.
+/// Throws if a position of [first, first + count) is missing in the tables, or if the last rotated channel is not one
+/// of `channels`. Throws also if the tables are of several sequences, but not of `sequences`.
 template <class T>
 void check_rope(const char* function, const char* name, const RopeTables<T>& rope, index_t first,
                 index_t count, index_t channels, index_t sequences) {
