@@ -45,7 +45,7 @@ Rope<float> deepseek_v3(index_t positions) {
 Rope<float> gemma_4(index_t positions) {
   std::vector<double> omega = rope_frequencies({.width = 512, .theta = 1e6});
   std::fill(omega.begin() + 64, omega.end(), 0.0);
-  return {{.width = 512}, omega, positions};
+  return {{.width = 512, .frequencies = omega}, positions};
 }
 
 // Phi-3, LongRoPE: `factors` is "short_factor", or "long_factor" for sequences of more than 4096 tokens.
@@ -53,8 +53,9 @@ Rope<float> phi_3(std::span<const double> factors, index_t positions) {
   std::vector<double> omega = rope_frequencies({.width = 96});
   for (std::size_t i = 0; i < omega.size(); ++i) omega[i] /= factors[i];
   const double extension = 131'072.0 / 4096;
-  return {{.width = 96, .attention_factor = std::sqrt(1 + std::log(extension) / std::log(4096))},
-          omega,
+  return {{.width = 96,
+           .attention_factor = std::sqrt(1 + std::log(extension) / std::log(4096)),
+           .frequencies = omega},
           positions};
 }
 

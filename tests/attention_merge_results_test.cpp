@@ -7,14 +7,14 @@
 
 namespace attention_problem::state_problem::attention_merge_results_test {
 
-template <class A>
-AttentionResult<A> view_of(Output<A>& output, const Shape& s) {
+template <class T>
+AttentionResult<T> view_of(Output<T>& output, const Shape& s) {
   return {{output.out.data(), {s.batch, s.heads, s.queries, s.dv}},
           {output.lse.data(), {s.batch, s.heads, s.queries}}};
 }
 
-template <class A>
-AttentionResult<const A> constant(const AttentionResult<A>& result) {
+template <class T>
+AttentionResult<const T> constant(const AttentionResult<T>& result) {
   return {result.out, result.lse};
 }
 
@@ -54,6 +54,87 @@ TEMPLATE_TEST_CASE("merged pairs agree with attention over all keys", "[attentio
     }
     INFO(name_of(shape));
     CHECK(worst <= 1);
+  }
+}
+
+/// Pairs whose rows lie in reverse order, with gaps that hold `gap`.
+template <class T>
+struct Pair {
+  static constexpr float gap = -77;
+  index_t pitch;
+  std::vector<T> out;
+  std::vector<float> lse;
+  AttentionResult<T> view;
+
+  Pair(const Shape& s, unsigned seed)
+      : pitch(s.dv + 3), out(static_cast<std::size_t>(s.batch * s.heads * s.queries * pitch), T(gap)) {
+    const index_t rows = s.batch * s.heads * s.queries;
+    lse = reference::normals<float>(static_cast<std::size_t>(rows), seed, 3);
+    view = {{out.data() + (rows - 1) * pitch,
+             {s.batch, s.heads, s.queries, s.dv},
+             {-s.heads * s.queries * pitch, -s.queries * pitch, -pitch, 1}},
+            {lse.data(), {s.batch, s.heads, s.queries}}};
+    const std::vector<T> values = reference::normals<T>(static_cast<std::size_t>(rows * s.dv), seed + 1);
+    std::size_t at = 0;
+    reference::for_each_index({s.batch, s.heads, s.queries, s.dv},
+                              [&](auto... index) { view.out(index...) = values[at++]; });
+  }
+};
+
+TEMPLATE_TEST_CASE("merged pairs of 16 bits agree with the formula", "[attention][state]", half, bfloat16) {
+  using T = TestType;
+  constexpr Real epsilon = std::numeric_limits<float>::epsilon();
+  for (const index_t dv : {0, 1, 2, 17, 64, 127, 128, 129, 300}) {
+    const Shape shape{2, 3, 1, 5, 1, 1, dv};
+    for_each_target([&](const std::string& target) {
+      INFO(target << ", " << dv << " channels");
+      Pair<T> first(shape, 1), second(shape, 2), result(shape, 3);
+      first.lse[1] = second.lse[2] = first.lse[3] = second.lse[3] = -infinity<float>;
+      first.lse[4] = nan<float>;
+      // A row without visible keys is not read.
+      for (index_t c = 0; c < dv; ++c) first.view.out(0, 0, 1, c) = T(nan<float>);
+      merge(constant(first.view), constant(second.view), result.view);
+      Real worst = 0, worst_lse = 0;
+      int wrong = 0;
+      reference::for_each_index({2, 3, 5}, [&](index_t b, index_t h, index_t i) {
+        const Real lse_1 = first.view.lse(b, h, i), lse_2 = second.view.lse(b, h, i);
+        const Real top = std::max(lse_1, lse_2), total = std::exp(lse_1 - top) + std::exp(lse_2 - top);
+        const float lse = result.view.lse(b, h, i);
+        if (std::isnan(lse_1)) {
+          wrong += !std::isnan(lse);
+          for (index_t c = 0; c < dv; ++c) wrong += !std::isnan(float(result.view.out(b, h, i, c)));
+          return;
+        }
+        if (top == -infinity<Real>) {
+          wrong += lse != -infinity<float>;
+          for (index_t c = 0; c < dv; ++c) wrong += float(result.view.out(b, h, i, c)) != 0;
+          return;
+        }
+        const Real size = std::isfinite(lse_1) && std::isfinite(lse_2)
+                              ? std::max(std::abs(lse_1), std::abs(lse_2))
+                              : std::abs(top);
+        worst_lse = worse(worst_lse, std::abs(Real(lse) - (top + std::log(total))) / (epsilon * (1 + size)));
+        for (index_t c = 0; c < dv; ++c) {
+          const auto part = [&](const Pair<T>& pair, Real own) {
+            return own == -infinity<Real>
+                       ? 0
+                       : std::exp(own - top) / total * Real(float(pair.view.out(b, h, i, c)));
+          };
+          const Real one = part(first, lse_1), two = part(second, lse_2);
+          const Real bound = (size + 4) * epsilon * (std::abs(one) + std::abs(two));
+          worst = worse(worst, error_of(result.view.out(b, h, i, c), one + two) - bound);
+        }
+      });
+      CHECK(worst <= 0);
+      CHECK(worst_lse <= 1);
+      CHECK(wrong == 0);
+      // The gaps of the rows are unchanged.
+      CHECK(std::ranges::count_if(result.out, [](T x) { return float(x) == Pair<T>::gap; }) >= 2 * 3 * 5 * 3);
+      // In place, with the same bits.
+      merge(constant(first.view), constant(second.view), first.view);
+      CHECK(same_bits(first.out, result.out));
+      CHECK(same_bits(first.lse, result.lse));
+    });
   }
 }
 

@@ -43,13 +43,14 @@ TEST_CASE("options that make no rotation are refused", "[rope]") {
 }
 
 TEST_CASE("frequencies that do not fit the options are refused", "[rope]") {
-  const auto refused = [](const RopeOptions& options, const std::vector<double>& frequencies,
+  const auto refused = [](RopeOptions options, const std::vector<double>& frequencies,
                           std::initializer_list<std::string_view> words) {
-    check_refused(words, [&] { Rope<float>(options, frequencies, 4); });
+    options.frequencies = frequencies;
+    check_refused(words, [&] { Rope<float>(options, 4); });
+    check_refused(words, [&] { rope_frequencies(options); });
   };
   refused({.width = 6}, {1, 2}, {"frequencies", "2", "3"});
   refused({.width = 6}, {1, 2, 3, 4}, {"frequencies", "4", "3"});
-  refused({.width = 6}, {}, {"frequencies", "0", "3"});
   for (const double omega :
        {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity()}) {
     refused({.width = 4}, {1, omega}, {"frequencies", "finite"});

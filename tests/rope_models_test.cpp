@@ -27,13 +27,14 @@ struct Model {
 
   template <class T>
   Rope<T> rope(index_t tokens) const {
-    if (!frequencies.empty()) return Rope<T>(options, frequencies, tokens);
-    if (axes.empty()) return Rope<T>(options, tokens);
+    RopeOptions with_frequencies = options;
+    with_frequencies.frequencies = frequencies;
+    if (axes.empty()) return Rope<T>(with_frequencies, tokens);
     std::vector<index_t> positions;
     for (const index_t axis : {0, 1, 2}) {
       for (index_t token = 0; token < tokens; ++token) positions.push_back(position(token, axis));
     }
-    return Rope<T>(options, View<const index_t, 2>(positions.data(), {3, tokens}), axes);
+    return Rope<T>(with_frequencies, View<const index_t, 2>(positions.data(), {3, tokens}), axes);
   }
   /// Two tokens of text, then an image of rows of three patches: time, row and column.
   static index_t position(index_t token, index_t axis) {

@@ -13,7 +13,10 @@ using namespace ssmax;
 
 constexpr index_t batch = 3, tokens = 40;
 const std::vector<index_t> axes{0, 1, 1, 0};
-const RopeOptions options{.width = 8};
+
+RopeOptions options(std::span<const double> frequencies = {}) {
+  return {.width = 8, .frequencies = frequencies};
+}
 
 /// Positions [sequence, axis, token]: sequence b begins at its own position, and axis 1 stands still for a while.
 std::vector<index_t> positions() {
@@ -29,11 +32,11 @@ std::vector<index_t> positions() {
 
 template <class T>
 Rope<T> rope_of_all(const std::vector<index_t>& numbers, std::span<const double> frequencies = {}) {
-  return {options, View<const index_t, 3>(numbers.data(), {batch, 2, tokens}), axes, frequencies};
+  return {options(frequencies), View<const index_t, 3>(numbers.data(), {batch, 2, tokens}), axes};
 }
 template <class T>
 Rope<T> rope_alone(const std::vector<index_t>& numbers, index_t b, std::span<const double> frequencies = {}) {
-  return {options, View<const index_t, 2>(numbers.data() + b * 2 * tokens, {2, tokens}), axes, frequencies};
+  return {options(frequencies), View<const index_t, 2>(numbers.data() + b * 2 * tokens, {2, tokens}), axes};
 }
 
 /// Returns entry b of the batch.
@@ -113,9 +116,15 @@ TEST_CASE("rope() with positions of each sequence", "[rope]") {
   for (index_t b = 0; b < batch; ++b)
     rope(entry(from, b), entry(to_each, b), rope_alone<float>(numbers, b), 0);
   CHECK(same_bits(together, alone));
+  // Positions of one sequence are those of all sequences.
+  const Rope<float> shared(options(), View<const index_t, 3>(numbers.data(), {1, 2, tokens}), axes);
+  rope(from, to, shared, 0);
+  rope(from, to_each, rope_alone<float>(numbers, 0), 0);
+  CHECK(same_bits(together, alone));
+  CHECK(shared.sequences() == 1);
   CHECK(rope_of_all<float>(numbers).sequences() == batch);
   CHECK(rope_of_all<float>(numbers).positions() == tokens);
-  CHECK(rope_alone<float>(numbers, 0).sequences() == 0);
+  CHECK(rope_alone<float>(numbers, 0).sequences() == 1);
 }
 
 TEST_CASE("a rope with positions of other sequences is refused", "[rope][errors]") {
@@ -132,15 +141,23 @@ TEST_CASE("a rope with positions of other sequences is refused", "[rope][errors]
     KvCache<float> cache({.batch = 2, .kv_heads = 2, .width = 8, .capacity = 9});
     cache.append(two, two, &three);
   });
-  check_refused({"PagedKvCache", "rope", "3", "0"}, [&] {
+  check_refused({"PagedKvCache::append: rope has positions of 3 sequences", "1"}, [&] {
     PagedKvCache<float> cache({.kv_heads = 2, .width = 8, .page = 4, .pages = 4});
     const std::vector<index_t> ids(5, cache.add());
     const View<const float, 3> rows(memory.data(), {5, 2, 8});
     cache.append(rows, rows, ids, &three);
   });
-  check_refused({"Rope", "positions", "0", "1"}, [&] {
-    Rope<float>(options, View<const index_t, 3>(numbers.data(), {0, 2, 4}), axes);
-  });
+  const auto refused = [&](const RopeOptions& of, index_t sequences, index_t stride, index_t count,
+                           std::initializer_list<std::string_view> words) {
+    const View<const index_t, 3> view(numbers.data(), {sequences, 2, count}, {stride, 0, 1});
+    check_refused(words, [&] { Rope<float>(of, view, axes); });
+  };
+  refused(options(), 0, 8, 4, {"Rope", "sequences", "0", "1"});
+  // Neither number alone makes the tables too large.
+  constexpr index_t many = index_t{1} << (4 * sizeof(index_t) - 3);
+  refused(options(), many, 0, many,
+          {"Rope: positions are " + std::to_string(many), "sequences are " + std::to_string(many),
+           "width is 8", "bytes"});
 }
 
 }  // namespace attention_problem::rope_sequences_test

@@ -34,8 +34,10 @@
 #include "detail/checks/sinks.hpp"
 #include "detail/checks/views.hpp"
 #include "detail/kernels/rows.hpp"
+#include "detail/memory/conversion.hpp"
 #include "detail/rows/row.hpp"
 #include "detail/rows/state.hpp"
+#include "storage.hpp"
 #include "view.hpp"
 
 /// @addtogroup attention_state
@@ -86,11 +88,14 @@ struct RowStatistics {
   }
 };
 
-/// The results of attention over some keys, T = float or double.
+/// The results of attention over some keys, T = float, double, half or bfloat16.
 template <class T>
 struct AttentionResult {
-  View<T, 4> out;  ///< [batch, heads, queries, dv].
-  View<T, 3> lse;  ///< [batch, heads, queries]: ln Σ exp(c·z), or -inf if no key is visible.
+  /// The type of lse: double for double, otherwise float.
+  using Lse = std::conditional_t<std::is_const_v<T>, const shared::ComputeType<T>, shared::ComputeType<T>>;
+
+  View<T, 4> out;    ///< [batch, heads, queries, dv].
+  View<Lse, 3> lse;  ///< [batch, heads, queries]: ln Σ exp(c·z), or -inf if no key is visible.
 };
 
 SSMAX_END
@@ -172,8 +177,8 @@ void merge_state(const AttentionState<T>& into, const AttentionState<T>& other) 
 
 /// Throws unless `result` and one of the results that it is merged from fit.
 template <class T>
-void check_merged_result(const AttentionResult<T>& result, const char* out_name, const View<const T, 4>& out,
-                         const char* lse_name, const View<const T, 3>& lse) {
+void check_merged_result(const AttentionResult<T>& result, const char* out_name, const AnyView& out,
+                         const char* lse_name, const AnyView& lse) {
   const char* function = "merge";
   check_view(function, out_name, out);
   check_view(function, lse_name, lse);
@@ -181,6 +186,22 @@ void check_merged_result(const AttentionResult<T>& result, const char* out_name,
   check_same_extents(function, lse_name, lse, "result.lse", result.lse);
   check_no_overlap(function, "result.out", result.out, lse_name, lse);
   check_no_overlap(function, "result.lse", result.lse, out_name, out);
+}
+
+/// Writes factor·first + other_factor·second, computed in A. A factor of 0 makes its term 0. `out` may be `first`.
+template <class T, class A>
+void merge_results(const T* first, A factor, const T* second, A other_factor, index_t channels, T* out) {
+  constexpr index_t block = 128;
+  A scratch[block], other_scratch[block];
+  const auto term = [](A by, A value) { return by == 0 ? A{0} : by * value; };
+  for (index_t from = 0; from < channels; from += block) {
+    const index_t count = std::min(block, channels - from);
+    const A* in = widened(first + from, count, scratch);
+    const A* other = widened(second + from, count, other_scratch);
+    A* sums = staging(out + from, scratch);
+    for (index_t c = 0; c < count; ++c) sums[c] = term(factor, in[c]) + term(other_factor, other[c]);
+    narrow_to(out + from, count, sums);
+  }
 }
 
 }  // namespace detail
@@ -207,10 +228,11 @@ void merge(const AttentionState<T>& into, const std::type_identity_t<AttentionSt
 ///
 /// A row of out whose lse is -inf counts as 0, also if it has NaN. If both lse are -inf, out is 0 and lse is -inf. An
 /// lse of NaN or +inf makes out and lse of its query NaN. |error of out| <= (max(|lse_1|, |lse_2|) + 4) · ε · Σ p·|v|,
-/// because lse is rounded. States have no such error. `result` may be `first`, and must not overlap otherwise. Sinks
-/// must be in one of both only. Throws std::invalid_argument before anything is written. Does not allocate. You write T
-/// if you pass braces. Source: arXiv:2501.01005 (FlashInfer).
-template <class T>
+/// because lse is rounded. States have no such error. half and bfloat16 are computed in float, and the bound adds the
+/// rounding of out to T. `result` may be `first`, and must not overlap otherwise. Sinks must be in one of both only.
+/// Throws std::invalid_argument before anything is written. Does not allocate. You write T if you pass braces.
+/// Source: arXiv:2501.01005 (FlashInfer).
+template <detail::BuiltInStorage T>
 void merge(const std::type_identity_t<AttentionResult<const T>>& first,
            const std::type_identity_t<AttentionResult<const T>>& second, const AttentionResult<T>& result) {
   const char* function = "merge";
@@ -226,10 +248,10 @@ void merge(const std::type_identity_t<AttentionResult<const T>>& first,
   detail::check_no_overlap(function, "result.out", result.out, "second.out", second.out);
   detail::check_no_overlap(function, "result.lse", result.lse, "second.lse", second.lse);
 
+  using A = typename AttentionResult<T>::Lse;
   const View<T, 4> to = detail::addressable(result.out);
   const View<const T, 4> from = detail::addressable(first.out), other = detail::addressable(second.out);
   constexpr double masked = -std::numeric_limits<double>::infinity();
-  const auto term = [](T factor, T value) { return factor == 0 ? T{0} : factor * value; };
   for (index_t b = 0; b < to.extent(0); ++b) {
     for (index_t h = 0; h < to.extent(1); ++h) {
       for (index_t i = 0; i < to.extent(2); ++i) {
@@ -239,13 +261,10 @@ void merge(const std::type_identity_t<AttentionResult<const T>>& first,
         const double weight_1 = lse_1 == masked ? 0 : std::exp(lse_1 - top);
         const double weight_2 = lse_2 == masked ? 0 : std::exp(lse_2 - top);
         const double sum = weight_1 + weight_2;
-        const auto factor_1 = static_cast<T>(sum == 0 ? 0 : weight_1 / sum);
-        const auto factor_2 = static_cast<T>(sum == 0 ? 0 : weight_2 / sum);
-        const T *out_1 = detail::row_of(from, b, h, i), *out_2 = detail::row_of(other, b, h, i);
-        T* out = detail::row_of(to, b, h, i);
-        for (index_t c = 0; c < to.extent(3); ++c)
-          out[c] = term(factor_1, out_1[c]) + term(factor_2, out_2[c]);
-        result.lse(b, h, i) = static_cast<T>(sum == 0 ? masked : top + std::log(sum));
+        detail::merge_results(detail::row_of(from, b, h, i), static_cast<A>(sum == 0 ? 0 : weight_1 / sum),
+                              detail::row_of(other, b, h, i), static_cast<A>(sum == 0 ? 0 : weight_2 / sum),
+                              to.extent(3), detail::row_of(to, b, h, i));
+        result.lse(b, h, i) = static_cast<A>(sum == 0 ? masked : top + std::log(sum));
       }
     }
   }

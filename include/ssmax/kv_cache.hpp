@@ -253,7 +253,6 @@ class KvCache {
       if (offsets.empty()) return i;
       return offsets[static_cast<std::size_t>(offsets_given == most ? i : b * most + i)];
     };
-    if (rope != nullptr) detail::check_rope_sequences(function, rope->tables(), options_.batch);
     for (index_t b = 0; b < options_.batch; ++b) {
       const index_t added = count(counts, b, most);
       if (added < 0 || added > most)
@@ -264,9 +263,9 @@ class KvCache {
                            options_.ring ? "it must be at most" : "the capacity is", longest);
       }
       if (rope == nullptr || added == 0) continue;
-      if (offsets.empty()) rope->check(function, "k", length(b), added, options_.width);
+      if (offsets.empty()) rope->check(function, "k", length(b), added, options_.width, options_.batch);
       for (index_t i = 0; i < added && !offsets.empty(); ++i)
-        detail::check_offset(function, *rope, length(b), offset(b, i), options_.width);
+        detail::check_offset(function, *rope, length(b), offset(b, i), options_.width, options_.batch);
     }
     for (index_t b = 0; b < options_.batch; ++b) {
       const index_t added = count(counts, b, most);

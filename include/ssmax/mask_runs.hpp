@@ -37,6 +37,7 @@
 
 #include "config.hpp"
 #include "detail/checks/error.hpp"
+#include "detail/checks/matrix.hpp"
 #include "detail/checks/views.hpp"
 #include "detail/memory/bits.hpp"
 #include "mask.hpp"
@@ -182,7 +183,7 @@ class MatrixRuns {
   /// Reads a matrix of bool, or an additive mask of float, double, half or bfloat16. Throws std::invalid_argument for a
   /// view that view.hpp rules out, but accepts any last stride.
   template <class T>
-  explicit MatrixRuns(const View<T, 4>& matrix) {
+  explicit MatrixRuns(const View<T, 4>& matrix, HeadsOfMatrix heads = HeadsOfMatrix::each) : heads_(heads) {
     detail::check_strided_view("MatrixRuns", "the matrix", matrix);
     for (int i = 0; i < 4; ++i) extents_[i] = matrix.extent(i);
     for (int i = 0; i < 3; ++i)
@@ -225,9 +226,13 @@ class MatrixRuns {
     const index_t extents[] = {shape.batch, shape.heads, shape.queries, shape.keys};
     const char* names[] = {"batch entries are", "heads are", "queries are", "keys are"};
     for (int i = 0; i < 4; ++i) {
-      if (extents_[i] == extents[i]) continue;
+      if (extents_[i] == extents[i] || (i == 1 && detail::fits_heads(extents_[i], extents[i], heads_)))
+        continue;
+      const char* hint = i == 1 && heads_ == HeadsOfMatrix::modulo ? " (must be a multiple)"
+                         : extents_[i] == 1                        ? " (stride 0 broadcasts)"
+                                                                   : "";
       detail::fail_format("ssmax::MatrixRuns: the matrix has extent %td, %s %td%s", extents_[i], names[i],
-                          extents[i], extents_[i] == 1 ? " (stride 0 broadcasts)" : "");
+                          extents[i], hint);
     }
   }
 
@@ -253,7 +258,8 @@ class MatrixRuns {
   /// Returns the index of a query's row among the stored rows.
   std::size_t row_of(const Query& query) const {
     const auto at = [this](int i, index_t index) { return rows_[i] == 1 ? 0 : index; };
-    return static_cast<std::size_t>((at(0, query.batch) * rows_[1] + at(1, query.head)) * rows_[2] +
+    const index_t head = detail::matrix_of_head(query.head, extents_[1]);
+    return static_cast<std::size_t>((at(0, query.batch) * rows_[1] + at(1, head)) * rows_[2] +
                                     at(2, query.index));
   }
   Runs runs_of(const Query& query) const {
@@ -261,6 +267,7 @@ class MatrixRuns {
     return Runs(runs_).subspan(begins_[row], begins_[row + 1] - begins_[row]);
   }
 
+  HeadsOfMatrix heads_;
   index_t extents_[4], rows_[3];     // of the matrix; rows_: 1 for a stride of 0
   std::vector<std::size_t> begins_;  // [rows + 1]: the first run of each row
   std::vector<Run> runs_;

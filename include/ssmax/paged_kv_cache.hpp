@@ -350,7 +350,10 @@ class PagedKvCache {
     }
     if (!offsets.empty() && std::ssize(offsets) != tokens)
       detail::fail_value(function, "offsets", "has extent", std::ssize(offsets), "sequences has", tokens);
-    if (rope != nullptr) detail::check_rope_sequences(function, rope->tables(), 0);
+    if (rope != nullptr && rope->sequences() != 1) {
+      detail::fail_format("ssmax::%s: rope has positions of %td sequences, those of a paged cache share 1",
+                          function, rope->sequences());
+    }
     // 1. Count the tokens of each sequence, and the pages that the call needs.
     for (Sequence& s : sequences_) {
       s.added = 0;

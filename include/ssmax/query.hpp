@@ -226,6 +226,12 @@ struct Key {
       key_position = 0;        ///< The position of the key.
 };
 
+/// The matrix of a head, where a mask or a score reads matrices [batch, heads, queries, keys].
+enum class HeadsOfMatrix {
+  each,  ///< Head h reads matrix h: as many matrices as heads.
+  modulo  ///< Head h reads matrix h % matrices, as in ggml. The number of matrices must divide the number of heads.
+};
+
 /// The logits that add to one element of a score's gradient. They determine which tasks run at the same time.
 enum class Sharing {
   one_head,  ///< Logits of one query or one key, in one head of one batch entry. No limit.

@@ -13,12 +13,12 @@
 ///
 /// Other channels stay unchanged. The backward pass is the transpose: a rotation by the opposite angle, times m.
 ///
-/// A constructor of Rope takes frequencies ω of your own. A pair with ω = 0 is not rotated and not multiplied by m. So
-/// Gemma 4's global layers are a rope of width 512 whose ω are 0 from pair 64 on. Exception: an infinity or NaN in one
-/// channel of such a pair makes the other channel NaN.
+/// RopeOptions::frequencies are ω of your own. A pair with ω = 0 is not rotated and not multiplied by m. So Gemma 4's
+/// global layers are a rope of width 512 whose ω are 0 from pair 64 on. Exception: an infinity or NaN in one channel of
+/// such a pair makes the other channel NaN.
 ///
-/// Other constructors take positions on several axes (MRoPE): pair i of token t rotates by positions(axes[i], t)·ω_i.
-/// Each sequence of a batch may have positions of its own.
+/// A second constructor takes positions on several axes (MRoPE): pair i of token t rotates by positions(axes[i],
+/// t)·ω_i. Each sequence of a batch may have positions of its own.
 ///
 /// A RopeScaling changes ω, so that a model runs beyond its trained length L. "Turns" means the number of full
 /// rotations of a pair within L positions:
@@ -40,13 +40,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <limits>
 #include <numbers>
 #include <span>
 #include <vector>
 
 #include "detail/checks/views.hpp"
-#include "detail/kernels/rope.hpp"
+#include "detail/rope/tables.hpp"
+#include "detail/rope/views.hpp"
 #include "view.hpp"
 
 /// @addtogroup rope
@@ -113,27 +115,10 @@ struct RopeOptions {
   index_t first_position = 0;             ///< First position of the tables, at least 0.
   index_t first_channel = 0;              ///< First rotated channel: 0 to 2^24.
   double attention_factor = 1;            ///< m, multiplies cos and sin. Finite and above 0.
+  /// ω of your own, finite, one for each of the width / 2 pairs, in place of θ and scaling. Empty: ω of θ and scaling.
+  /// A Rope copies the frequencies.
+  std::span<const double> frequencies{};
 };
-
-namespace SSMAX_VISIBLE shared {
-
-/// The tables of a Rope, `pitch` numbers per position from first_position on, and the kernels that read the tables.
-template <class T>
-struct RopeTables {
-  const RopeKernels<T>* kernels = nullptr;
-  const T *cosine = nullptr, *sine = nullptr;
-  index_t pitch = 0, width = 0, first_position = 0;
-  Pairing pairing{};
-  index_t positions = 0, first_channel = 0;
-  index_t sequences = 0;  // with positions of their own, after each other in the tables; 0: all have the same
-};
-
-/// The row of the tables that rotates a query or a key.
-struct RopePlace {
-  index_t position, sequence = 0;
-};
-
-}  // namespace shared
 
 SSMAX_END
 
@@ -147,6 +132,17 @@ inline void require_of_rope(bool holds, const char* what) {
   if (!holds) fail_format("ssmax::Rope: %s", what);
 }
 
+/// Throws unless there is a finite frequency for each pair, and theta and scaling have no effect.
+inline void check_frequencies(const RopeOptions& options) {
+  const std::span<const double> frequencies = options.frequencies;
+  check_equal("Rope", "frequencies", "has extent", std::ssize(frequencies), "pairs are", options.width / 2);
+  require_of_rope(
+      std::all_of(frequencies.begin(), frequencies.end(), [](double omega) { return std::isfinite(omega); }),
+      "frequencies must be finite");
+  require_of_rope(options.theta == RopeOptions{}.theta && options.scaling.method == RopeScaling::Method::none,
+                  "frequencies replace theta and scaling, which must have their default values");
+}
+
 /// Throws unless the options determine ω.
 inline void check_rope(const RopeOptions& options) {
   if (options.width < 2 || options.width % 2 != 0) {
@@ -154,6 +150,7 @@ inline void check_rope(const RopeOptions& options) {
   }
   if (options.width > max_rope_width)
     fail_value("Rope", "width", "is", options.width, "must be at most", max_rope_width);
+  if (!options.frequencies.empty()) return check_frequencies(options);
   require_of_rope(options.theta > 1 && std::isfinite(options.theta), "theta must be finite and above 1");
   const RopeScaling& scaling = options.scaling;
   require_of_rope(scaling.factor > 0 && std::isfinite(scaling.factor),
@@ -166,13 +163,18 @@ inline void check_rope(const RopeOptions& options) {
   }
 }
 
-inline void check_rope(const RopeOptions& options, index_t positions) {
+/// Throws unless the options and `positions` of each of `sequences` make tables.
+inline void check_rope(const RopeOptions& options, index_t positions, index_t sequences) {
   check_rope(options);
   if (positions < 1) fail_value("Rope", "positions", "are", positions, "must be at least", 1);
+  check_at_least("Rope", "sequences", sequences, 1);
   constexpr index_t most = std::numeric_limits<index_t>::max();
-  if (positions > most / static_cast<index_t>(sizeof(double)) / options.width) {
-    fail_format("ssmax::Rope: positions are %td and width is %td, a table's bytes must be at most %td",
-                positions, options.width, most);
+  // A table has at most `width` numbers per position.
+  if (positions > most / static_cast<index_t>(sizeof(double)) / options.width / sequences) {
+    fail_format(
+        "ssmax::Rope: positions are %td, sequences are %td and width is %td, a table's bytes must be at most "
+        "%td",
+        positions, sequences, options.width, most);
   }
   if (options.first_position > most - positions) {
     fail_value("Rope", "first_position", "is", options.first_position, "leaves no room for positions",
@@ -184,16 +186,6 @@ inline void check_rope(const RopeOptions& options, index_t positions) {
     fail_value("Rope", "first_channel", "is", options.first_channel, "must be at most", max_rope_width);
   require_of_rope(options.attention_factor > 0 && std::isfinite(options.attention_factor),
                   "attention_factor must be finite and above 0");
-}
-
-/// Throws unless there is a finite frequency for each pair, and theta and scaling have no effect.
-inline void check_frequencies(const RopeOptions& options, std::span<const double> frequencies) {
-  check_equal("Rope", "frequencies", "has extent", std::ssize(frequencies), "pairs are", options.width / 2);
-  require_of_rope(
-      std::all_of(frequencies.begin(), frequencies.end(), [](double omega) { return std::isfinite(omega); }),
-      "frequencies must be finite");
-  require_of_rope(options.theta == RopeOptions{}.theta && options.scaling.method == RopeScaling::Method::none,
-                  "frequencies replace theta and scaling, which must have their default values");
 }
 
 /// Throws unless each pair has an axis of `positions`.
@@ -216,10 +208,11 @@ inline double yarn_mscale(double factor, double mscale = 1) {
   return factor > 1 ? 0.1 * mscale * std::log(factor) + 1 : 1;
 }
 
-/// Returns ω of each of the width / 2 pairs, with the scaling. Each ω has a relative error of 1e-14. Throws
-/// std::invalid_argument if width, theta or scaling is out of range.
+/// Returns ω of each of the width / 2 pairs, with the scaling, or a copy of `options.frequencies`. Each computed ω has
+/// a relative error of 1e-14. Throws std::invalid_argument if width, theta, scaling or frequencies are out of range.
 inline std::vector<double> rope_frequencies(const RopeOptions& options) {
   detail::check_rope(options);
+  if (!options.frequencies.empty()) return {options.frequencies.begin(), options.frequencies.end()};
   using Method = RopeScaling::Method;
   const RopeScaling& scaling = options.scaling;
   const auto width = static_cast<double>(options.width);
@@ -252,54 +245,6 @@ inline std::vector<double> rope_frequencies(const RopeOptions& options) {
   return frequencies;
 }
 
-namespace detail {
-
-/// Throws if a position of [first, first + count) is missing in the tables, or if the last rotated channel is not one
-/// of `channels`.
-template <class T>
-void check_rope(const char* function, const char* name, const RopeTables<T>& rope, index_t first,
-                index_t count, index_t channels) {
-  const index_t end = rope.first_channel + rope.width;
-  if (channels < end)
-    fail_value(function, name, "has channels", channels, "the rope's first_channel + width is", end);
-  if (first < rope.first_position)
-    fail_value(function, name, "has position", first, "the rope's first is", rope.first_position);
-  const index_t last = rope.first_position + (rope.positions - 1);
-  if (count > 0 && count - 1 > last - first) {
-    // The message names the largest index_t if first + count overflows.
-    const index_t furthest = std::numeric_limits<index_t>::max();
-    const index_t position = first > furthest - (count - 1) ? furthest : first + (count - 1);
-    fail_value(function, name, "has position", position, "the rope's last is", last);
-  }
-}
-
-/// Throws if the rope has positions of another number of sequences. 0: the function has no numbered sequences.
-template <class T>
-void check_rope_sequences(const char* function, const RopeTables<T>& rope, index_t sequences) {
-  if (rope.sequences != 0 && rope.sequences != sequences)
-    fail_value(function, "rope", "has positions of sequences", rope.sequences, "the call's are", sequences);
-}
-
-/// Rotates `rows` rows, the first at `first`, without checks. `in` may equal `out`, but must not overlap it otherwise.
-template <class T>
-void rotate(const RopeTables<T>& rope, StridedRows<const T> in, StridedRows<T> out, index_t rows,
-            index_t channels, RopePlace first, bool inverse) {
-  const index_t before = rope.sequences == 0 ? 0 : first.sequence * rope.positions,
-                at = (before + first.position - rope.first_position) * rope.pitch;
-  const auto kernel = rope.pairing == Pairing::interleaved ? rope.kernels->rotate_interleaved
-                                                           : rope.kernels->rotate_half_split;
-  const index_t begin = rope.first_channel, end = begin + rope.width;
-  kernel({in.first + begin, in.stride}, {out.first + begin, out.stride}, rows,
-         {rope.cosine + at, rope.sine + at, rope.pitch, rope.width / 2, inverse});
-  if (in.first == out.first) return;
-  for (index_t r = 0; r < rows; ++r) {
-    std::copy(in[r], in[r] + begin, out[r]);
-    std::copy(in[r] + end, in[r] + channels, out[r] + end);
-  }
-}
-
-}  // namespace detail
-
 /// Tables of cos and sin, T = float or double. The tables have 2·positions·(width / 2) elements, or twice as many if
 /// interleaved.
 template <class T>
@@ -308,90 +253,79 @@ class Rope {
   /// Makes the tables for positions [first_position, first_position + positions). Throws std::invalid_argument for
   /// options out of range, for positions < 1, and for tables of more bytes than index_t holds. Throws std::bad_alloc
   /// if the memory is not available.
-  Rope(const RopeOptions& options, index_t positions) : options_(options), positions_(positions) {
-    detail::check_rope(options, positions);
-    fill(rope_frequencies(options), table_position());
+  Rope(const RopeOptions& options, index_t positions) : Rope(options, positions, 1) {
+    fill([first = options.first_position](index_t p, std::size_t) { return first + p; });
   }
 
-  /// Makes the tables with a frequency ω of your own for each of the width / 2 pairs. The rope copies the frequencies.
-  /// Throws like the other constructor, also if a frequency is not finite, or if theta or scaling is not the default.
-  Rope(const RopeOptions& options, std::span<const double> frequencies, index_t positions)
-      : options_(options), positions_(positions), frequencies_(frequencies.begin(), frequencies.end()) {
-    detail::check_rope(options, positions);
-    detail::check_frequencies(options, frequencies_);
-    fill(frequencies_, table_position());
+  /// Makes the tables of tokens that have a position on each of several axes (MRoPE). `positions` is [axis, token] or
+  /// [sequence, axis, token], and `axes` has an axis for each of the width / 2 pairs. Token t rotates pair i by the
+  /// angle positions(axes[i], t)·ω_i. With one axis, all `axes` are 0.
+  ///
+  /// For attention and caches, t + first_position is the position of the token. A call takes a rope with positions of
+  /// several sequences if it has as many sequences. Exception: PagedKvCache throws. With positions of one sequence, all
+  /// sequences of a call have these positions. Over MPI, ranks do not compare `positions` and `axes`.
+  ///
+  /// Throws like the other constructor, also if `axes` has another extent than width / 2 or if an axis is missing in
+  /// `positions`.
+  template <class Index, int Rank>
+  requires(std::same_as<const Index, const index_t> && (Rank == 2 || Rank == 3))
+      Rope(const RopeOptions& options, View<Index, Rank> positions, Integers axes)
+      : Rope(options, positions.extent(Rank - 1), Rank == 3 ? positions.extent(0) : 1) {
+    const View<const index_t, 3> all = detail::with_rank<3>(positions);
+    detail::check_axes(options, all, axes);
+    fill([&](index_t p, std::size_t i) { return all(p / positions_, axes[i], p % positions_); });
   }
 
-  /// Makes the tables of tokens that have a position on each of several axes (MRoPE). `positions` is [axis, token], and
-  /// `axes` has an axis for each of the width / 2 pairs. Token t rotates pair i by the angle positions(axes[i], t)·ω_i.
-  /// For attention and caches, t + first_position is the position of the token. `frequencies` may replace ω, as above.
-  /// Over MPI, ranks do not compare `positions` and `axes`. Throws like the other constructors, also if `axes` has
-  /// another extent than width / 2 or if an axis is missing in `positions`.
-  Rope(const RopeOptions& options, View<const index_t, 2> positions, Integers axes,
-       std::span<const double> frequencies = {})
-      : Rope(options,
-             View<const index_t, 3>(positions.data_handle(), {1, positions.extent(0), positions.extent(1)},
-                                    {0, positions.stride(0), positions.stride(1)}),
-             axes, frequencies) {
-    sequences_ = 0;
+  /// Returns the options. Their `frequencies` are the copies of this rope, which must outlive them.
+  [[nodiscard]] RopeOptions options() const {
+    RopeOptions result = options_;
+    result.frequencies = frequencies_;
+    return result;
   }
-  /// The same with tokens of each sequence: `positions` is [sequence, axis, token]. A call of attention, `rope` and
-  /// KvCache takes such a rope if it has as many sequences. PagedKvCache throws. With one axis, all `axes` are 0.
-  Rope(const RopeOptions& options, View<const index_t, 3> positions, Integers axes,
-       std::span<const double> frequencies = {})
-      : options_(options),
-        positions_(positions.extent(2)),
-        sequences_(positions.extent(0)),
-        frequencies_(frequencies.begin(), frequencies.end()) {
-    detail::check_rope(options, positions_);
-    detail::check_axes(options, positions, axes);
-    if (!frequencies_.empty()) detail::check_frequencies(options, frequencies_);
-    detail::check_at_least("Rope", "positions", std::numeric_limits<index_t>::max() / sequences_ / positions_,
-                           16 * options.width);
-    fill(frequencies_.empty() ? rope_frequencies(options) : frequencies_,
-         [&](index_t p, std::size_t i) { return positions(p / positions_, axes[i], p % positions_); });
-  }
-
-  /// Returns the options.
-  [[nodiscard]] const RopeOptions& options() const { return options_; }
-  /// Returns the frequencies that the constructor received. Empty: ω is rope_frequencies(options()).
-  [[nodiscard]] std::span<const double> frequencies() const { return frequencies_; }
   /// Returns the number of rotated channels.
   [[nodiscard]] index_t width() const { return options_.width; }
   /// Returns the first position of the tables.
   [[nodiscard]] index_t first_position() const { return options_.first_position; }
   /// Returns the number of positions in the tables, of each sequence.
   [[nodiscard]] index_t positions() const { return positions_; }
-  /// Returns the number of sequences that have positions of their own, or 0 if all sequences have the same.
+  /// Returns the number of sequences in the tables. 1: all sequences of a call have the same positions.
   [[nodiscard]] index_t sequences() const { return sequences_; }
 
   /// Returns the tables in the form that the drivers of attention take.
   [[nodiscard]] shared::RopeTables<T> tables() const {
     return {&kernels_(),      cosine_.data(), sine_.data(),
-            pitch_,           options_.width, options_.first_position,
-            options_.pairing, positions_,     options_.first_channel,
+            pitch(),          options_.width, options_.first_position,
+            is_interleaved(), positions_,     options_.first_channel,
             sequences_};
   }
 
   /// Throws std::invalid_argument if a position of [first, first + count) is missing in the tables, or if the last
-  /// rotated channel is not one of `channels`.
-  void check(const char* function, const char* name, index_t first, index_t count, index_t channels) const {
-    detail::check_rope(function, name, tables(), first, count, channels);
+  /// rotated channel is not one of `channels`. Throws also if sequences() is neither 1 nor `sequences`, the number of
+  /// sequences of the call.
+  void check(const char* function, const char* name, index_t first, index_t count, index_t channels,
+             index_t sequences = 1) const {
+    detail::check_rope(function, name, tables(), first, count, channels, sequences);
   }
 
  private:
-  auto table_position() const {
-    return [first = options_.first_position](index_t p, std::size_t) { return first + p; };
+  Rope(const RopeOptions& options, index_t positions, index_t sequences)
+      : options_(options), positions_(positions), sequences_(sequences) {
+    detail::check_rope(options, positions, sequences);
+    frequencies_.assign(options.frequencies.begin(), options.frequencies.end());
+    options_.frequencies = {};
   }
+
+  bool is_interleaved() const { return options_.pairing == Pairing::interleaved; }
+  index_t pitch() const { return is_interleaved() ? options_.width : options_.width / 2; }
 
   /// Row p of the tables has the angles position(p, i)·ω_i. The rows of a sequence follow those of the one before.
   template <class Position>
-  void fill(std::span<const double> frequencies, const Position& position) {
-    const index_t half = options_.width / 2;
-    const bool interleaved = options_.pairing == Pairing::interleaved;
-    pitch_ = interleaved ? options_.width : half;
-    const index_t rows = positions_ * std::max<index_t>(sequences_, 1);
-    cosine_.resize(static_cast<std::size_t>(rows * pitch_));
+  void fill(const Position& position) {
+    const std::vector<double> frequencies = rope_frequencies(options());
+    const index_t half = options_.width / 2, rows = positions_ * sequences_;
+    const index_t pitch_of_row = pitch();
+    const bool interleaved = is_interleaved();
+    cosine_.resize(static_cast<std::size_t>(rows * pitch_of_row));
     sine_.resize(cosine_.size());
     for (index_t p = 0; p < rows; ++p) {
       for (index_t i = 0; i < half; ++i) {
@@ -399,7 +333,7 @@ class Rope {
         const double omega = frequencies[pair], angle = static_cast<double>(position(p, pair)) * omega;
         const double factor = omega == 0 ? 1 : options_.attention_factor;
         const auto c = static_cast<T>(factor * std::cos(angle)), s = static_cast<T>(factor * std::sin(angle));
-        const auto at = static_cast<std::size_t>(p * pitch_ + (interleaved ? 2 * i : i));
+        const auto at = static_cast<std::size_t>(p * pitch_of_row + (interleaved ? 2 * i : i));
         cosine_[at] = c;
         sine_[at] = interleaved ? -s : s;
         if (interleaved) {
@@ -410,77 +344,22 @@ class Rope {
     }
   }
 
-  RopeOptions options_;
-  index_t positions_, sequences_ = 0;
-  index_t pitch_ = 0;
+  RopeOptions options_;  // without frequencies
+  index_t positions_, sequences_;
   std::vector<double> frequencies_;  // empty, or of your own
   std::vector<T> cosine_, sine_;
   // A pointer that only the constructor sets: a translation unit without a Rope compiles no kernels.
   const detail::RopeKernels<T>& (*kernels_)() = detail::kernels<detail::RopeKernels<T>>;
 };
 
-namespace detail {
-
-template <class T, int Rank>
-void check_rope_views(const char* function, const View<const T, Rank>& in, const View<T, Rank>& out) {
-  static_assert(Rank >= 2 && Rank <= 4, "ssmax::rope: views are [..., position, channel] of rank 2 to 4");
-  check_view(function, "in", in);
-  check_output(function, "out", out);
-  check_same_extents(function, "out", out, "in", in);
-  check_in_place_or_no_overlap(function, "out", out, "in", in);
-}
-
-/// Rotates all rows. Neighbouring rows have consecutive positions.
-template <class T>
-void rotate_all(const View<const T, 4>& in, const View<T, 4>& out, const RopeTables<T>& rope, index_t start,
-                bool inverse) {
-  for (index_t b = 0; b < in.extent(0); ++b) {
-    for (index_t h = 0; h < in.extent(1); ++h) {
-      rotate(rope, {&in(b, h, 0, 0), in.stride(2)}, {&out(b, h, 0, 0), out.stride(2)}, in.extent(2),
-             in.extent(3), {start, b}, inverse);
-    }
-  }
-}
-
-template <class T, int Rank>
-void rope_from(const char* function, const View<const T, Rank>& in, const View<T, Rank>& out,
-               const Rope<T>& rope, index_t start, bool inverse) {
-  check_rope_views(function, in, out);
-  rope.check(function, "in", start, in.extent(Rank - 2), in.extent(Rank - 1));
-  check_rope_sequences(function, rope.tables(), with_rank<4>(in).extent(0));
-  if (!in.empty()) rotate_all(with_rank<4>(in), with_rank<4>(out), rope.tables(), start, inverse);
-}
-
-template <class T, int Rank>
-void rope_at(const char* function, const View<const T, Rank>& in, const View<T, Rank>& out,
-             const Rope<T>& rope, Integers positions, bool inverse) {
-  check_rope_views(function, in, out);
-  const index_t rows = in.extent(Rank - 2);
-  check_equal(function, "positions", "has extent", std::ssize(positions), "positions of in are", rows);
-  for (index_t position : positions) rope.check(function, "positions", position, 1, in.extent(Rank - 1));
-  check_rope_sequences(function, rope.tables(), with_rank<4>(in).extent(0));
-  if (in.empty()) return;
-  const auto from = with_rank<4>(in);
-  const auto to = with_rank<4>(out);
-  for (index_t b = 0; b < from.extent(0); ++b) {
-    for (index_t h = 0; h < from.extent(1); ++h) {
-      for (index_t p = 0; p < rows; ++p) {
-        rotate(rope.tables(), {&from(b, h, p, 0), from.stride(2)}, {&to(b, h, p, 0), to.stride(2)}, 1,
-               from.extent(3), {positions[static_cast<std::size_t>(p)], b}, inverse);
-      }
-    }
-  }
-}
-
-}  // namespace detail
-
 /// Rotates each row [..., position, channel] of `in` to position start + its index and writes the row to `out`. Views
 /// have rank 2 to 4. `out` may be the memory of `in`. Otherwise `out` must not overlap `in`. Throws
-/// std::invalid_argument before any write, also for a position that is missing in the tables.
+/// std::invalid_argument before any write, also for a position that is missing in the tables. A rope with positions of
+/// several sequences rotates batch entry b by those of sequence b.
 template <class T, int Rank>
 void rope(std::type_identity_t<View<const T, Rank>> in, View<T, Rank> out, const Rope<T>& tables,
           index_t start) {
-  detail::rope_from("rope", in, out, tables, start, false);
+  detail::rope_from("rope", in, out, tables.tables(), start, false);
 }
 
 /// Rotates each row to the position that `positions` has for its index. Batch entries and heads share the positions.
@@ -488,21 +367,21 @@ void rope(std::type_identity_t<View<const T, Rank>> in, View<T, Rank> out, const
 template <class T, int Rank>
 void rope(std::type_identity_t<View<const T, Rank>> in, View<T, Rank> out, const Rope<T>& tables,
           Integers positions) {
-  detail::rope_at("rope", in, out, tables, positions, false);
+  detail::rope_at("rope", in, out, tables.tables(), positions, false);
 }
 
 /// Writes the gradient of the input from the gradient of the output: the transpose of rope.
 template <class T, int Rank>
 void rope_backward(std::type_identity_t<View<const T, Rank>> dout, View<T, Rank> din, const Rope<T>& tables,
                    index_t start) {
-  detail::rope_from("rope_backward", dout, din, tables, start, true);
+  detail::rope_from("rope_backward", dout, din, tables.tables(), start, true);
 }
 
 /// Writes the gradient of the input for a rope with a position for every index.
 template <class T, int Rank>
 void rope_backward(std::type_identity_t<View<const T, Rank>> dout, View<T, Rank> din, const Rope<T>& tables,
                    Integers positions) {
-  detail::rope_at("rope_backward", dout, din, tables, positions, true);
+  detail::rope_at("rope_backward", dout, din, tables.tables(), positions, true);
 }
 
 SSMAX_END

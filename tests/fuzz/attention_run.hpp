@@ -14,10 +14,11 @@ namespace fuzz {
 template <class A>
 std::optional<ssmax::Rope<A>> rope_of(const AttentionCase& c) {
   if (!c.rope) return std::nullopt;
-  if (!c.frequencies.empty()) return ssmax::Rope<A>(*c.rope, c.frequencies, c.rope_positions);
-  if (c.axes.empty()) return ssmax::Rope<A>(*c.rope, c.rope_positions);
+  ssmax::RopeOptions options = *c.rope;
+  options.frequencies = c.frequencies;
+  if (c.axes.empty()) return ssmax::Rope<A>(options, c.rope_positions);
   const index_t axes = std::ssize(c.axis_positions) / c.rope_positions;
-  return ssmax::Rope<A>(*c.rope, View<const index_t, 2>(c.axis_positions.data(), {axes, c.rope_positions}),
+  return ssmax::Rope<A>(options, View<const index_t, 2>(c.axis_positions.data(), {axes, c.rope_positions}),
                         c.axes);
 }
 

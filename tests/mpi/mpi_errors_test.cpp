@@ -151,7 +151,8 @@ TEST_CASE("the error names the argument that differs between ranks", "[mpi][erro
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.rope = &rope}), {"the", "rope"});
     const ssmax::Rope<double> factor({.width = 4, .attention_factor = is_last() ? 1.0 : 2.0}, 40);
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.rope = &factor}), {"the", "rope"});
-    const ssmax::Rope<double> frequencies({.width = 4}, std::array{1.0, is_last() ? 0.5 : 0.25}, 40);
+    const std::array omega{1.0, is_last() ? 0.5 : 0.25};
+    const ssmax::Rope<double> frequencies({.width = 4, .frequencies = omega}, 40);
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.rope = &frequencies}), {"the", "rope"});
   }
   SECTION("the contents of a cache") {

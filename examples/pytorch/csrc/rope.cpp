@@ -34,7 +34,8 @@ ssmax::RopeOptions options_of(const std::vector<double>& numbers) {
           .scaling = {static_cast<ssmax::RopeScaling::Method>(method), numbers[5], numbers[6], numbers[7],
                       numbers[8], numbers[9] != 0},
           .first_channel = whole(numbers, 10, "first channel"),
-          .attention_factor = numbers[11]};
+          .attention_factor = numbers[11],
+          .frequencies = std::span(numbers).subspan(rope_numbers)};
 }
 
 }  // namespace
@@ -51,11 +52,7 @@ std::shared_ptr<const ssmax::Rope<T>> rope_tables(const std::vector<double>& num
   check_count(numbers);
   static Kept<std::vector<double>, ssmax::Rope<T>> kept;
   const std::vector<double> key(numbers.begin() + 1, numbers.end());
-  const auto frequencies = std::span(numbers).subspan(rope_numbers);
-  return kept.get(key, positions, [&](index_t count) {
-    const ssmax::RopeOptions options = options_of(numbers);
-    return frequencies.empty() ? ssmax::Rope<T>(options, count) : ssmax::Rope<T>(options, frequencies, count);
-  });
+  return kept.get(key, positions, [&](index_t count) { return ssmax::Rope<T>(options_of(numbers), count); });
 }
 
 template std::shared_ptr<const ssmax::Rope<float>> rope_tables(const std::vector<double>&, index_t);

@@ -40,11 +40,12 @@ inline void check_kept(const char* function, index_t length, Integers kept, inde
   }
 }
 
-/// Throws unless the rope has the position `length + offset`.
+/// Throws unless the rope has the position `length + offset`, for `sequences` sequences.
 template <class T>
-void check_offset(const char* function, const Rope<T>& rope, index_t length, index_t offset, index_t width) {
+void check_offset(const char* function, const Rope<T>& rope, index_t length, index_t offset, index_t width,
+                  index_t sequences = 1) {
   if (offset > max_counted) fail_value(function, "offsets", "has", offset, "must be at most", max_counted);
-  rope.check(function, "k", length + offset, 1, width);
+  rope.check(function, "k", length + offset, 1, width, sequences);
 }
 
 /// Returns the address of a number of a view, or null if the view is left out.

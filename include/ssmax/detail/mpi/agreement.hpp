@@ -198,13 +198,13 @@ inline std::int64_t fingerprint(const mpi::Layout& layout) {
 /// Returns a hash of all that determines the rotation of a row.
 template <class T>
 std::int64_t fingerprint(const Rope<T>& rope) {
-  const RopeOptions& options = rope.options();
+  const RopeOptions options = rope.options();
   const RopeScaling& scaling = options.scaling;
   Fingerprint result;
   result.add(options.width, options.theta, options.pairing, scaling.method, scaling.factor)
       .add(scaling.original_positions, scaling.low, scaling.high, scaling.truncate)
       .add(options.first_channel, options.attention_factor);
-  for (double omega : rope.frequencies()) result.add(omega);
+  for (double omega : options.frequencies) result.add(omega);
   return result.value();
 }
 

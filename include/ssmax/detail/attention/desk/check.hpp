@@ -312,7 +312,6 @@ void check_policies(const char* function, const Problem<Compute>& problem, const
   });
   const RopeTables<Compute>& rope = problem.rope;
   if (rope.cosine == nullptr) return;
-  check_rope_sequences(function, rope, problem.sequences());
   const index_t key_position = problem.key_position;
   // Larger than every table. Sums of this number and smaller numbers do not overflow.
   constexpr index_t furthest = std::numeric_limits<index_t>::max() / 4;
@@ -320,7 +319,7 @@ void check_policies(const char* function, const Problem<Compute>& problem, const
     fail_value(function, "key_position", "is", key_position, "positions are at most", furthest);
   }
   const auto check = [&](const char* name, index_t first, index_t count) {
-    check_rope(function, name, rope, first, count, problem.width());
+    check_rope(function, name, rope, first, count, problem.width(), problem.sequences());
   };
   for (index_t batch = 0; batch < problem.sequences(); ++batch) {
     const Sequence sequence = sequence_of(problem, batch);

@@ -8,10 +8,10 @@
 #include "../../../attention_state.hpp"
 #include "../../../explain.hpp"
 #include "../../../query.hpp"
-#include "../../../rope.hpp"
 #include "../../../sequence_lengths.hpp"
 #include "../../../storage.hpp"
 #include "../../../view.hpp"
+#include "../../rope/tables.hpp"
 #include "keys.hpp"
 #include "tensors.hpp"
 
