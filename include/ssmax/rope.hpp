@@ -117,7 +117,7 @@ struct RopeOptions {
   double attention_factor = 1;            ///< m, multiplies cos and sin. Finite and above 0.
   /// ω of your own, finite, one for each of the width / 2 pairs, in place of θ and scaling. Empty: ω of θ and scaling.
   /// A Rope copies the frequencies.
-  std::span<const double> frequencies{};
+  KeptSpan<const double> frequencies{};
 };
 
 SSMAX_END
