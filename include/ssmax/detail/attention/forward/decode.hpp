@@ -15,10 +15,10 @@
 #include "../operands/finite.hpp"
 #include "../operands/gather.hpp"
 #include "../operands/prefetch.hpp"
-#include "../terms/problem.hpp"
 #include "../terms/variant.hpp"
 #include "../tile/scores.hpp"
 #include "../tile/visibility.hpp"
+#include "row_list.hpp"
 #include "task.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -79,7 +79,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   static bool has_few_queries(index_t) { return true; }
 
   DecodeTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
-      : Base(problem, variant, memory), multipliers_(problem.scale, variant) {
+      : Base(problem, variant, memory),
+        multipliers_(problem.scale, variant),
+        list_(problem, variant.has_runs, memory.k_rows, memory.v_rows) {
     // If a product is null, its keys or values are copied. Only your own storage types lack these products.
     SSMAX_ASSERT(problem.keys.k_type().logits != nullptr || problem.keys.k_kind() == ElementKind::other);
     SSMAX_ASSERT(problem.keys.v_type().accumulate != nullptr || problem.keys.v_kind() == ElementKind::other);
@@ -113,9 +115,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       }
     }
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
-    lists_rows_ = reads_keys_in_place() && problem_.keys.k_type().listed_logits != nullptr &&
-                  problem_.keys.v_type().accumulate_listed != nullptr &&
-                  (are_listed(seen) || has_short_runs(problem_.keys, batch_, kv_head, seen, short_run));
+    lists_rows_ = reads_keys_in_place() && list_.select(batch_, kv_head, seen);
     if (!lists_rows_) prefetching_ = Prefetching(problem_, batch_, rows_, seen);
     return seen;
   }
@@ -135,19 +135,14 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       if (!multiplier.is_plain()) return false;
       scale_ = {c, multiplier.scale};
     }
-    list_rows(keys, first);
-    const HeadDistance& distance = problem_.keys.head_distance();
+    list_.list(keys, first);
     Compute shift, sum, factor;
-    if (!problem_.keys.k_type().listed_weights(
-            queries_.first,
-            listed(memory_.k_rows + first, listed_.k_bytes, distance.k, count, problem_.width()), scale_,
-            memory_.s, shift, sum))
+    if (!problem_.keys.k_type().listed_weights(queries_.first, list_.keys(first, count), scale_, memory_.s,
+                                               shift, sum))
       return false;
     Compute* const out =
         place_result(result, row, problem_.state_row(row.query), shift, sum, memory_.block_o, factor);
-    problem_.keys.v_type().listed_output(
-        memory_.s, listed(memory_.v_rows + first, listed_.v_bytes, distance.v, count, memory_.dv), factor,
-        out);
+    problem_.keys.v_type().listed_output(memory_.s, list_.values(first, count), factor, out);
     narrow_result(result, row, out);
     return true;
   }
@@ -305,7 +300,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   }
 
   /// Writes s[r][key - chunk_begin] for all rows and the visible keys of a range.
-  void logits(KeyRange range, index_t chunk_begin) const {
+  void logits(KeyRange range, index_t chunk_begin) {
     for_each_visible_range(range, [&](KeyRange keys) {
       Compute* s = memory_.s + (keys.begin - chunk_begin);
       range_logits(keys, s);
@@ -318,7 +313,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     return problem_.keys.k_type().logits != nullptr && !problem_.rotates_keys();
   }
 
-  void range_logits(KeyRange keys, Compute* s) const {
+  void range_logits(KeyRange keys, Compute* s) {
     const index_t d = problem_.width();
     const auto logits = problem_.keys.k_type().logits;
     if (!reads_keys_in_place()) {
@@ -329,11 +324,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     }
     if (lists_rows_) {
       const index_t first = s - memory_.s;
-      list_rows(keys, first);
-      return problem_.keys.k_type().listed_logits(
-          queries_, count_,
-          listed(memory_.k_rows + first, listed_.k_bytes, problem_.keys.head_distance().k, keys.size(), d),
-          {s, key_chunk});
+      list_.list(keys, first);
+      return problem_.keys.k_type().listed_logits(queries_, count_, list_.keys(first, keys.size()),
+                                                  {s, key_chunk});
     }
     for_each_run(problem_.keys, {batch_, kv_head_, keys}, [&](index_t key, const AnyKeyRun& run) {
       logits(queries_, count_,
@@ -341,65 +334,6 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
               prefetching_.template bytes<false>(problem_.keys, batch_, kv_head_, key, run)},
              run.k_factors, memory_.scaled, {s + (key - keys.begin), key_chunk});
     });
-  }
-
-  /// Lists the rows of keys and values from number `first` of the chunk on: those of kv head 0, if the heads have known
-  /// distances. In a list of more than listed_ahead keys, the last keys prefetch the first values, and list_rows
-  /// prefetches the first keys. In a shorter list, list_rows prefetches all rows. A lane that computes one kv head
-  /// after the other prefetches them in the kernels of the task before. Measured: docs/measured.md.
-  void list_rows(KeyRange keys, index_t first) const {
-    const AnyKeys<Compute>& source = problem_.keys;
-    const std::byte **k = memory_.k_rows + first, **v = memory_.v_rows + first;
-    const index_t count = keys.size(), k_bytes = source.k_row() * source.k_size(),
-                  v_bytes = source.v_row() * source.v_size();
-    const HeadDistance& distance = source.head_distance();
-    if (!are_listed(keys) || listed_.first != first)
-      source.find_rows(batch_, distance.is_known ? 0 : kv_head_, keys, k, v);
-    const index_t task = batch_ * problem_.kv_heads() + kv_head_;
-    const bool follows = task == listed_.task + 1, is_prefetched = follows && listed_.prefetches_next;
-    listed_ = {task,
-               batch_,
-               first,
-               keys,
-               distance.is_known ? kv_head_ * distance.k : 0,
-               distance.is_known ? kv_head_ * distance.v : 0};
-    if (count > listed_ahead) {
-      std::fill_n(v + count, listed_ahead, v[count - 1]);
-      for (index_t i = 0; i < listed_ahead; ++i) k[count + i] = v[i] + (listed_.v_bytes - listed_.k_bytes);
-      return prefetch_rows(k, listed_ahead, listed_.k_bytes, k_bytes);
-    }
-    if (!is_prefetched) {
-      prefetch_rows(k, count, listed_.k_bytes, k_bytes);
-      prefetch_rows(v, count, listed_.v_bytes, v_bytes);
-    }
-    if (!follows || count * (k_bytes + v_bytes) > max_next_bytes) return;
-    // The next task computes the next kv head or, after the last one, the next sequence.
-    if (kv_head_ + 1 < problem_.kv_heads()) {
-      listed_.prefetches_next = distance.is_known;
-    } else if (batch_ + 1 < problem_.sequences() && !variant_.has_runs) {
-      KeyRange next = source.stored(batch_ + 1);
-      next.end = std::min(next.end, next.begin + count);
-      if (next.size() <= 0) return;
-      source.find_rows(batch_ + 1, 0, next, k + count, v + count);
-      std::fill_n(k + count + next.size(), count - next.size(), k[count]);
-      std::fill_n(v + count + next.size(), count - next.size(), v[count]);
-      listed_.prefetches_next = listed_.is_last_head = true;
-    }
-  }
-
-  /// Returns whether the rows of a range are listed for all kv heads.
-  bool are_listed(KeyRange keys) const {
-    return listed_.batch == batch_ && listed_.keys.begin == keys.begin && listed_.keys.end == keys.end &&
-           problem_.keys.head_distance().is_known;
-  }
-
-  /// Returns `count` listed rows of keys or of values, with the rows that they prefetch.
-  ListedRows<void> listed(const std::byte* const* rows, index_t bytes, index_t distance, index_t count,
-                          index_t width) const {
-    if (count > listed_ahead) return {rows, bytes, count, width, rows + listed_ahead, bytes};
-    if (!listed_.prefetches_next) return {rows, bytes, count, width};
-    if (listed_.is_last_head) return {rows, bytes, count, width, rows + listed_.keys.size(), 0};
-    return {rows, bytes, count, width, rows, bytes + distance};
   }
 
   /// Adds the weights of rows [r, r + rows) times V to o. All these rows have the visible keys `seen`.
@@ -441,10 +375,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     if (const auto add = problem_.keys.v_type().accumulate; add != nullptr) {
       if (lists_rows_) {
         return problem_.keys.v_type().accumulate_listed(
-            {memory_.s + first, key_chunk}, rows,
-            listed(memory_.v_rows + first % key_chunk, listed_.v_bytes, problem_.keys.head_distance().v,
-                   keys.size(), dv),
-            {to, dv});
+            {memory_.s + first, key_chunk}, rows, list_.values(first % key_chunk, keys.size()), {to, dv});
       }
       for_each_run_of_values(keys, [&](index_t key, const AnyKeyRun& run) {
         add({memory_.s + first + (key - keys.begin), key_chunk}, rows,
@@ -511,18 +442,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else count_
   std::uint32_t visible_blocks_ = 0;  // under a mask with runs: one bit per visible_block keys of the chunk
   Prefetching prefetching_;
+  RowList<Compute> list_;
   bool lists_rows_ = false;  // of short runs
   index_t padded_rows_ = 0;  // rows of q that end with 0
-
-  /// The last rows that were listed.
-  struct Listed {
-    index_t task = -2, batch = -1, first = 0;  // task: counts the kv heads of all sequences
-    KeyRange keys{};
-    index_t k_bytes = 0, v_bytes = 0;  // from the listed rows to those of the task
-    bool prefetches_next = false;      // the rows of the next task
-    bool is_last_head = false;         // these rows are listed after those of the task
-  };
-  mutable Listed listed_;
 };
 
 SSMAX_END
