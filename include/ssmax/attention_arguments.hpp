@@ -34,7 +34,9 @@
 
 #include "attention_state.hpp"
 #include "detail/attention/desk/tensor.hpp"
+#include "detail/attention/terms/dropout.hpp"
 #include "detail/attention/terms/keys.hpp"
+#include "detail/attention/terms/statistics.hpp"
 #include "explain.hpp"
 #include "key_source.hpp"
 #include "rope.hpp"
@@ -172,10 +174,11 @@ struct AttentionArguments {
   bool scaled_sinks = false;            ///< If true, a sink is a logit: c·sink.
   bool rotate_source_keys = false;      ///< If true, the rope rotates the keys of a source in the call.
   bool more_queries_than_keys = false;  ///< If true, a sequence of a source may have fewer keys than queries.
-  Dropout dropout{};                    ///< Dropout of weights (query.hpp).
-  RowStatistics<A> statistics{};        ///< Optional outputs (attention_state.hpp). (Not with a state.)
-  SequenceLengths lengths{};            ///< Numbers of queries and keys of each sequence. (Not with a state.)
-  Explanation* explanation = nullptr;   ///< Optional output: how the call is computed.
+  detail::DropoutOption<A> dropout{};   ///< Dropout of weights: a Dropout (query.hpp).
+  /// Optional outputs: RowStatistics (attention_state.hpp). (Not with a state.)
+  detail::StatisticsOption<A> statistics{};
+  SequenceLengths lengths{};           ///< Numbers of queries and keys of each sequence. (Not with a state.)
+  Explanation* explanation = nullptr;  ///< Optional output: how the call is computed.
   /// Output in place of out and lse: the state of every query, to be merged with states over other keys. The views k
   /// and v hold keys [first_key, first_key + k.extent(2)) of all_keys. The view q holds queries [first_query,
   /// first_query + q.extent(2)) of all_queries.
@@ -207,7 +210,7 @@ struct BackwardArguments {
   bool rounded_rotation = false;       ///< If true, the bf16 path rounds rotated q and k to bfloat16.
   bool batch_invariant = false;        ///< Has no effect.
   bool scaled_sinks = false;           ///< If true, a sink is a logit: c·sink.
-  Dropout dropout{};                   ///< The same as in attention.
+  detail::DropoutOption<A> dropout{};  ///< The same as in attention.
   SequenceLengths lengths{};           ///< Numbers of queries and keys of each sequence. (Not with a part.)
   Explanation* explanation = nullptr;  ///< Optional output: how the call is computed.
   index_t first_key = 0,               ///< Index of the first key in k.

@@ -96,8 +96,8 @@ void build_call(const char* function, const AttentionArguments<A>& a, const Keys
                  .sinks = a.sinks,
                  .scaled_sinks = a.scaled_sinks,
                  .state = a.state,
-                 .statistics = a.statistics};
-  call.problem.has_statistics = a.statistics.is_given();
+                 .statistics = a.statistics.views()};
+  call.problem.statistics = a.statistics.functions();
   call.facts = facts_of(a);
 }
 

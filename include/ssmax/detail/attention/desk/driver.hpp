@@ -16,4 +16,5 @@ SSMAX_END
 
 #if SSMAX_COMPILES_DRIVERS
 #include "open.hpp"
+#include "statistics.hpp"
 #endif

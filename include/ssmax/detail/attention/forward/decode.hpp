@@ -9,7 +9,6 @@
 
 #include "../../../attention_state.hpp"
 #include "../../kernels/decode.hpp"
-#include "../../kernels/statistics.hpp"
 #include "../../memory/arena.hpp"
 #include "../../rows/state.hpp"
 #include "../operands/finite.hpp"
@@ -29,7 +28,7 @@ struct DecodeScratch {
   static constexpr index_t block_keys = key_chunk, tile_lanes = 0;  // for Explanation: keys are in lanes
 
   DecodeScratch(Arena& arena, index_t, const Problem<Compute>& problem)
-      : DecodeScratch(arena, problem.width(), problem.value_width(), problem.has_statistics) {}
+      : DecodeScratch(arena, problem.width(), problem.value_width(), problem.statistics != nullptr) {}
 
   DecodeScratch(Arena& arena, index_t d, index_t value_width, bool has_statistics)
       : pitch((d + 31) / 32 * 32),
@@ -124,7 +123,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   /// attend_chunk and store. Returns false for other tasks, and for logits that these kernels do not take.
   bool store_at_once(const Result<Compute>& result) {
     if (!lists_rows_ || count_ != 1 || variant_.has_runs || variant_.has_predicate ||
-        multipliers_.has_score || problem_.has_statistics)
+        multipliers_.has_score || problem_.statistics != nullptr)
       return false;
     const QueryRow& row = memory_.rows[0];
     const KeyRange keys = row.keys;
@@ -163,7 +162,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     this->reset(states);
     for (index_t r = 0; r < count_; ++r)
       softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(memory_.rows[r]));
-    weigh_values(keys, states);
+    weigh_values(keys, state);
     for (index_t r = 0; r < count_; ++r) {
       // `lost` is the rounding error of the shift in Compute. Multiplying sum and o by 2^lost corrects the error.
       // Exception: if |lost| >= 64, the error stays.
@@ -171,21 +170,21 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       if (std::abs(shift) > static_cast<double>(std::numeric_limits<Compute>::max()) &&
           softmax_[r].sum() > 0) {
         overflow(state, r, shift);
-        if (problem_.has_statistics) memory_.layout.statistics_at(states, r).reset();
+        if (state.statistics.is_given()) state.statistics.from(r).reset();
         continue;
       }
       state.shift[r] = static_cast<Compute>(shift);
       const double lost = shift - static_cast<double>(state.shift[r]);
       const double factor = lost != 0 && std::abs(lost) < 64 ? std::exp2(lost) : 1;
       state.sum[r] = static_cast<Compute>(softmax_[r].sum() * factor);
-      if (problem_.has_statistics && factor != 1) {
-        const TileStatistics<Compute> of = memory_.layout.statistics_at(states, r);
+      if (factor == 1) continue;
+      if (state.statistics.is_given()) {
+        const TileStatistics<Compute> of = state.statistics.from(r);
         *of.distances = static_cast<Compute>((*of.distances + lost * softmax_[r].sum()) * factor);
         *of.squares *= static_cast<Compute>(factor * factor);
       }
       Compute* o = state.o + r * memory_.dv;
-      if (factor != 1)
-        kernels<RowKernels<Compute>>().multiply(o, memory_.dv, static_cast<Compute>(factor), o);
+      kernels<RowKernels<Compute>>().multiply(o, memory_.dv, static_cast<Compute>(factor), o);
     }
   }
 
@@ -231,8 +230,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   }
 
   /// Computes weights and adds weights · V to o of the states.
-  void weigh_values(KeyRange chunk, Compute* states) {
-    Compute* const o = memory_.layout.at(states, 0).o;
+  void weigh_values(KeyRange chunk, const SoftmaxState<Compute>& state) {
     if (const KeyRange seen = find_seen(chunk); seen.size() > 0) logits(seen, chunk.begin);
     index_t first_same = 0;  // rows [first_same, r) have the same visible keys and share one product with V
     Seen same_seen{};
@@ -240,7 +238,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       const Seen seen = r < count_ ? seen_[r] : Seen{};
       const KeyRange keys = seen.keys;
       if (r == count_ || keys.begin != same_seen.keys.begin || keys.end != same_seen.keys.end) {
-        if (same_seen.keys.size() > 0) accumulate(first_same, r - first_same, same_seen, chunk.begin, o);
+        if (same_seen.keys.size() > 0)
+          accumulate(first_same, r - first_same, same_seen, chunk.begin, state.o);
         first_same = r;
         same_seen = seen;
       }
@@ -248,36 +247,15 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       if (keys.size() == 0) continue;
       Compute* s = memory_.s + r * key_chunk + (keys.begin - chunk.begin);
       if (multipliers_.has_score || seen.masks) variant_.apply(s, keys, memory_.rows[r]);
-      if (!problem_.has_statistics) {
+      if (problem_.statistics == nullptr) {
         softmax_[r].update(s, keys.size(), s);
         continue;
       }
       softmax_[r].update(s, keys.size(), memory_.weights);
-      take_weights(r, s, keys.size(), memory_.layout.statistics_at(states, r));
+      problem_.statistics->of_row(s, memory_.weights, keys.size(),
+                                  multipliers_.of_softmax(memory_.rows[r]) * std::numbers::log2e,
+                                  softmax_[r].shift(), state.statistics.from(r));
     }
-  }
-
-  /// Writes the statistics of a row, and replaces its logits by memory_.weights. Logits beyond the kernel's range take a
-  /// loop in double.
-  void take_weights(index_t r, Compute* s, index_t n, const TileStatistics<Compute>& to) const {
-    const double unit = multipliers_.of_softmax(memory_.rows[r]) * std::numbers::log2e,
-                 shift = softmax_[r].shift();
-    if (std::abs(shift) < static_cast<double>(largest_shift<Compute>)) {
-      return kernels<StatisticsKernels<Compute>>().of_row(s, memory_.weights, n, static_cast<Compute>(unit),
-                                                          static_cast<Compute>(shift), to);
-    }
-    double distances = 0, squares = 0;
-    for (index_t i = 0; i < n; ++i) {
-      const double x = unit * static_cast<double>(s[i]), w = static_cast<double>(memory_.weights[i]);
-      s[i] = memory_.weights[i];
-      if (!(std::abs(x) <= static_cast<double>(std::numeric_limits<Compute>::max()))) continue;
-      *to.largest = std::max(*to.largest, static_cast<Compute>(x));
-      *to.smallest = std::min(*to.smallest, static_cast<Compute>(x));
-      if (w > 0) distances += w * (x - shift);
-      squares += w * w;
-    }
-    *to.distances = static_cast<Compute>(distances);
-    *to.squares = static_cast<Compute>(squares);
   }
 
   /// Calls f(range) for the ranges of keys that are visible to some row, in whole visible blocks. Exception: unless
