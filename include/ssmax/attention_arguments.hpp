@@ -33,6 +33,7 @@
 #include <utility>
 
 #include "attention_state.hpp"
+#include "detail/attention/desk/driver.hpp"
 #include "detail/attention/desk/tensor.hpp"
 #include "detail/attention/terms/dropout.hpp"
 #include "detail/attention/terms/keys.hpp"
@@ -53,12 +54,14 @@ inline constexpr std::size_t largest_kept_source = 512;
 template <class A>
 struct KeysFunctions {
   AnyKeys<A> (*refer)(const void* source);
+  decltype(ForwardCall<A>::open_source) open;
   void (*copy)(const void* from, void* to);
   void (*destroy)(void* source);
 };
 template <class A, class S>
 inline constexpr KeysFunctions<A> keys_functions{
     [](const void* source) { return AnyKeys<A>(*static_cast<const S*>(source)); },
+    compiled::open_source_call<A>,
     [](const void* from, void* to) {
       if constexpr (std::copy_constructible<S>)
         std::construct_at(static_cast<S*>(to), *static_cast<const S*>(from));
@@ -131,6 +134,8 @@ class Keys {
   [[nodiscard]] shared::AnyKeys<A> refer() const {
     return functions_->refer(source_ != nullptr ? source_ : memory_);
   }
+  /// Returns what opens a call over the source. Requires a source.
+  [[nodiscard]] auto open() const { return functions_->open; }
   /// @endcond
 
  private:

@@ -89,6 +89,7 @@ void build_call(const char* function, const AttentionArguments<A>& a, const Keys
   if (keys.is_given()) {
     call.problem.keys = keys.refer();
     call.problem.in_cache = true;
+    call.open_source = keys.open();
   }
   call.views = views_of<A>(a.k, a.v);
   call.result = {.out = a.out,

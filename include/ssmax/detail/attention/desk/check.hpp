@@ -238,16 +238,22 @@ void check_has_no_views(const char* function, const ForwardCall<A>& call) {
     fail_format("ssmax::%s: state is given, a source of keys takes out", function);
 }
 
-/// Checks the arguments of a call, but not its policies.
+/// Checks the arguments of a call over a source, but not its policies.
+template <class A>
+void check_source_arguments(const char* function, const ForwardCall<A>& call) {
+  const Problem<A>& problem = call.problem;
+  check_has_no_views(function, call);
+  check_source_tensors(function, call);
+  check_is_whole(function, call.facts);
+  check_source_lengths(function, problem.lengths, problem.q, problem.keys.shape().batch);
+  check_options(function, problem, call.facts, call.result.sinks, call.result.scaled_sinks);
+}
+
+/// Checks the arguments of a call over views, but not its policies.
 template <class A>
 void check_arguments(const char* function, const ForwardCall<A>& call) {
   const Problem<A>& problem = call.problem;
-  if (problem.in_cache) {
-    check_has_no_views(function, call);
-    check_source_tensors(function, call);
-    check_is_whole(function, call.facts);
-    check_source_lengths(function, problem.lengths, problem.q, problem.keys.shape().batch);
-  } else if (has_state(call.result.state)) {
+  if (has_state(call.result.state)) {
     check_partial(function, call);
   } else {
     check_tensors(function, call);
@@ -255,7 +261,7 @@ void check_arguments(const char* function, const ForwardCall<A>& call) {
     check_lengths(function, problem.lengths, problem.q, call.views.k);
   }
   check_options(function, problem, call.facts, call.result.sinks, call.result.scaled_sinks);
-  if (call.facts.more_queries_than_keys && !problem.in_cache) {
+  if (call.facts.more_queries_than_keys) {
     fail_format("ssmax::%s: more_queries_than_keys is true, must be false without a source of keys",
                 function);
   }
