@@ -296,6 +296,41 @@ TEST_CASE("statistics of decode over a cache", "[attention][decode]") {
   });
 }
 
+/// Logits 2^21 + j, whose shifts the kernels do not take, with weights 2^j / Σ 2^i.
+TEMPLATE_TEST_CASE("statistics of large logits that are close to each other", "[attention][decode][bfloat16]",
+                   float, double, bfloat16) {
+  using T = TestType;
+  constexpr index_t keys = 8;
+  const auto base = static_cast<float>(1 << 21);
+  for (const index_t queries : {1, 20}) {
+    Problem<T> x({1, 1, 1, queries, keys, 4, 4});
+    for (std::size_t i = 0; i < x.q.size(); ++i) x.q[i] = T(i % 4 < 2 ? 1.F : 0.F);
+    for (index_t j = 0; j < keys; ++j) {
+      at(x.k, 4 * j) = T(base);
+      at(x.k, 4 * j + 1) = T(static_cast<float>(j));
+    }
+    Real sum = 0, squares = 0, entropy = 0;
+    for (index_t j = 0; j < keys; ++j) sum += std::exp2(static_cast<Real>(j));
+    for (index_t j = 0; j < keys; ++j) {
+      const Real p = std::exp2(static_cast<Real>(j)) / sum;
+      squares += p * p;
+      entropy -= p * std::log(p);
+    }
+    for_each_target_of<T>([&](const std::string& target) {
+      INFO(target << ", queries " << queries);
+      const Call<T> call = run_with(x, Constant{std::numbers::ln2}, Full{}, {.scale = 1});
+      const auto check = [](const auto& numbers, Real expected) {
+        const Real bound = 16 * std::numeric_limits<Compute<T>>::epsilon() * expected;
+        for (const auto number : numbers) CHECK(std::abs(static_cast<Real>(number) - expected) <= bound);
+      };
+      check(call.largest, static_cast<Real>(base) + keys - 1);
+      check(call.smallest, static_cast<Real>(base));
+      check(call.squares, squares);
+      check(call.entropy, entropy);
+    });
+  }
+}
+
 TEST_CASE("one statistic alone, with strides", "[attention]") {
   const Shape shape{1, 4, 2, 7, 200, 8, 8};
   const Problem<float> x(shape);

@@ -33,8 +33,11 @@
 #include <utility>
 
 #include "attention_state.hpp"
+#include "detail/attention/desk/driver.hpp"
 #include "detail/attention/desk/tensor.hpp"
+#include "detail/attention/terms/dropout.hpp"
 #include "detail/attention/terms/keys.hpp"
+#include "detail/attention/terms/statistics.hpp"
 #include "explain.hpp"
 #include "key_source.hpp"
 #include "rope.hpp"
@@ -51,12 +54,14 @@ inline constexpr std::size_t largest_kept_source = 512;
 template <class A>
 struct KeysFunctions {
   AnyKeys<A> (*refer)(const void* source);
+  decltype(ForwardCall<A>::open_source) open;
   void (*copy)(const void* from, void* to);
   void (*destroy)(void* source);
 };
 template <class A, class S>
 inline constexpr KeysFunctions<A> keys_functions{
     [](const void* source) { return AnyKeys<A>(*static_cast<const S*>(source)); },
+    compiled::open_source_call<A>,
     [](const void* from, void* to) {
       if constexpr (std::copy_constructible<S>)
         std::construct_at(static_cast<S*>(to), *static_cast<const S*>(from));
@@ -129,6 +134,8 @@ class Keys {
   [[nodiscard]] shared::AnyKeys<A> refer() const {
     return functions_->refer(source_ != nullptr ? source_ : memory_);
   }
+  /// Returns what opens a call over the source. Requires a source.
+  [[nodiscard]] auto open() const { return functions_->open; }
   /// @endcond
 
  private:
@@ -172,10 +179,11 @@ struct AttentionArguments {
   bool scaled_sinks = false;            ///< If true, a sink is a logit: c·sink.
   bool rotate_source_keys = false;      ///< If true, the rope rotates the keys of a source in the call.
   bool more_queries_than_keys = false;  ///< If true, a sequence of a source may have fewer keys than queries.
-  Dropout dropout{};                    ///< Dropout of weights (query.hpp).
-  RowStatistics<A> statistics{};        ///< Optional outputs (attention_state.hpp). (Not with a state.)
-  SequenceLengths lengths{};            ///< Numbers of queries and keys of each sequence. (Not with a state.)
-  Explanation* explanation = nullptr;   ///< Optional output: how the call is computed.
+  detail::DropoutOption<A> dropout{};   ///< Dropout of weights: a Dropout (query.hpp).
+  /// Optional outputs: RowStatistics (attention_state.hpp). (Not with a state.)
+  detail::StatisticsOption<A> statistics{};
+  SequenceLengths lengths{};           ///< Numbers of queries and keys of each sequence. (Not with a state.)
+  Explanation* explanation = nullptr;  ///< Optional output: how the call is computed.
   /// Output in place of out and lse: the state of every query, to be merged with states over other keys. The views k
   /// and v hold keys [first_key, first_key + k.extent(2)) of all_keys. The view q holds queries [first_query,
   /// first_query + q.extent(2)) of all_queries.
@@ -207,7 +215,7 @@ struct BackwardArguments {
   bool rounded_rotation = false;       ///< If true, the bf16 path rounds rotated q and k to bfloat16.
   bool batch_invariant = false;        ///< Has no effect.
   bool scaled_sinks = false;           ///< If true, a sink is a logit: c·sink.
-  Dropout dropout{};                   ///< The same as in attention.
+  detail::DropoutOption<A> dropout{};  ///< The same as in attention.
   SequenceLengths lengths{};           ///< Numbers of queries and keys of each sequence. (Not with a part.)
   Explanation* explanation = nullptr;  ///< Optional output: how the call is computed.
   index_t first_key = 0,               ///< Index of the first key in k.

@@ -40,6 +40,15 @@
 #include "storage.hpp"
 #include "view.hpp"
 
+/// @cond
+SSMAX_BEGIN_SHARED
+
+template <class Compute>
+struct StatisticsOption;
+
+SSMAX_END
+/// @endcond
+
 /// @addtogroup attention_state
 /// @{
 SSMAX_BEGIN_DATA
@@ -86,6 +95,11 @@ struct RowStatistics {
     return largest.data_handle() != nullptr || smallest.data_handle() != nullptr ||
            sum_of_squares.data_handle() != nullptr || entropy.data_handle() != nullptr;
   }
+  /// @cond
+  SSMAX_INLINE constexpr operator shared::StatisticsOption<T>() const {
+    return {largest, smallest, sum_of_squares, entropy};
+  }
+  /// @endcond
 };
 
 /// The results of attention over some keys, T = float, double, half or bfloat16.

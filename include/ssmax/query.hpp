@@ -46,6 +46,15 @@
 #include "detail/members/mask.hpp"
 #include "view.hpp"
 
+/// @cond
+SSMAX_BEGIN_SHARED
+
+template <class Compute>
+struct DropoutOption;
+
+SSMAX_END
+/// @endcond
+
 /// @addtogroup query
 /// @{
 SSMAX_BEGIN_DATA
@@ -96,6 +105,12 @@ struct Dropout {
       offset = 0;          ///< For instance the step of a training and the layer.
   KeptSpan<const std::uint64_t>
       seeds{};  ///< If given, a seed per sequence, in place of `seed` and the index.
+  /// @cond
+  template <class A>
+  SSMAX_INLINE constexpr operator shared::DropoutOption<A>() const {
+    return {p, seed, offset, seeds};
+  }
+  /// @endcond
 };
 
 SSMAX_END

@@ -23,8 +23,9 @@ enum class TileChange {
 template <class T>
 struct TileState {
   T *shift, *sum;
-  T* factor;                      // out: the multiplier of earlier weights
-  const T* multiplier = nullptr;  // bf16 path only, or null: multiplier of logits, above 0
+  T* factor;                       // out: the multiplier of earlier weights
+  const T* multiplier = nullptr;   // bf16 path only, or null: multiplier of logits, above 0
+  TileStatistics<T> statistics{};  // read and written by StatisticsKernels alone
 };
 
 /// Values in panels of PrefillKernels::rows channels, which pack_values has packed. Exception: if E is T, also plain
@@ -84,9 +85,6 @@ struct PrefillKernels {
   /// Replaces logits of one vector, in units of log2, by weights 2^(x - shift) and updates the state. -inf
   /// becomes 0. `weights` may be the memory of s.
   TileChange (*weights)(T* s, index_t keys, const TileState<T>& state, E* weights);
-  /// Does what `weights` does, and adds to the statistics. If the vector is irregular, has no effect.
-  TileChange (*weights_and_statistics)(T* s, index_t keys, const TileState<T>& state, E* weights,
-                                       const TileStatistics<T>& statistics);
   /// Computes `weights` for the first 1, 2 or 3 vectors of a group. If one vector is irregular, all vectors
   /// stay unchanged. `keys` must be a multiple of 4. Only the bf16 path uses it.
   TileChange (*group_weights[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights) = {};

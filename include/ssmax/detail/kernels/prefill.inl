@@ -135,11 +135,10 @@ struct StepStatistics {
 };
 
 /// Replaces the logits of one vector of queries by weights 2^(x - shift) and updates shift and sum. With `counts`, also
-/// adds to `statistics`. Weights, shift and sum do not depend on `counts`.
+/// adds to the statistics. Weights, shift and sum do not depend on `counts`.
 template <class S, bool counts>
-SSMAX_INLINE TileChange tile_step(typename S::Value* s, index_t keys,
-                                  const TileState<typename S::Value>& state, typename S::Value* weights,
-                                  [[maybe_unused]] const TileStatistics<typename S::Value>* statistics) {
+TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<typename S::Value>& state,
+                        typename S::Value* weights) {
   using T = typename S::Value;
   using V = typename S::V;
   V largest;
@@ -178,23 +177,11 @@ SSMAX_INLINE TileChange tile_step(typename S::Value* s, index_t keys,
   V factor = S::sub(before, base);
   Exp2<S>(S::set(0)).template apply<1>(&factor);
   const V sum = S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]));
-  if constexpr (counts) step.add_to(*statistics, S::load(state.sum), S::sub(before, base), factor);
+  if constexpr (counts) step.add_to(state.statistics, S::load(state.sum), S::sub(before, base), factor);
   S::store(state.shift, raised);
   S::store(state.factor, factor);
   S::store(state.sum, S::fma(S::load(state.sum), factor, sum));
   return S::any(S::less(before, raised)) ? TileChange::raised : TileChange::none;
-}
-
-template <class S>
-TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<typename S::Value>& state,
-                        typename S::Value* weights) {
-  return tile_step<S, false>(s, keys, state, weights, nullptr);
-}
-template <class S>
-TileChange tile_weights_and_statistics(typename S::Value* s, index_t keys,
-                                       const TileState<typename S::Value>& state, typename S::Value* weights,
-                                       const TileStatistics<typename S::Value>& statistics) {
-  return tile_step<S, true>(s, keys, state, weights, &statistics);
 }
 
 /// Computes o[rows][·] *= factor for the first `vectors` vectors of a group.
@@ -270,8 +257,7 @@ struct KernelTable<PrefillKernels<T>> {
       .transpose = transpose<S>,
       .logits = {tile_logits<S, 1>, tile_logits<S, 2>, tile_logits<S, 3>},
       .mask_logits = tile_mask<S>,
-      .weights = tile_weights<S>,
-      .weights_and_statistics = tile_weights_and_statistics<S>,
+      .weights = tile_weights<S, false>,
       .rescale = tile_rescale<S, S::tile_vectors>,
       .accumulate = {tile_accumulate<S, 1>, tile_accumulate<S, 2>, tile_accumulate<S, 3>},
       .merge = tile_merge<S>,

@@ -131,7 +131,6 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
       .place = pair_place<S>,
       .mask_logits = tile_mask<S>,
       .weights = pair_weights<S, P, 1>,
-      .weights_and_statistics = pair_weights_and_statistics<S, P>,
       .group_weights = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},
       .rescale = tile_rescale<S, S::tile_vectors>,
       .accumulate = {matrix_accumulate<S, 1>, matrix_accumulate<S, 2>, matrix_accumulate<S, 3>},

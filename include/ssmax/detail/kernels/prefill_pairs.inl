@@ -102,11 +102,10 @@ SSMAX_INLINE bool pair_shifts(const float* s, index_t keys, const TileState<floa
 }
 
 /// Replaces the logits of vector v by weights and updates its state. `s` and `weights` begin with the first
-/// vector. With `counts`, also adds to `statistics`, those of the vector. Returns whether the shift rises.
+/// vector. With `counts`, also adds to the statistics of the vector. Returns whether the shift rises.
 template <class S, class P, bool counts = false>
 SSMAX_INLINE bool vector_weights(const float* s, index_t keys, const TileState<float>& state, int v,
-                                 typename S::V raised, bfloat16* weights,
-                                 [[maybe_unused]] const TileStatistics<float>* statistics = nullptr) {
+                                 typename S::V raised, bfloat16* weights) {
   using V = typename S::V;
   s += v * S::width;
   weights += 2 * v * S::width;
@@ -142,7 +141,7 @@ SSMAX_INLINE bool vector_weights(const float* s, index_t keys, const TileState<f
   Exp2<S>(S::set(0)).template apply<1>(&factor);
   if constexpr (counts) {
     for (V& smallest : step.smallest) smallest = S::mul(smallest, multiplier);
-    step.add_to(*statistics, S::load(sum), S::sub(before, base), factor);
+    step.add_to(state.statistics.from(v * S::width), S::load(sum), S::sub(before, base), factor);
   }
   S::store(state.factor + v * S::width, factor);
   S::store(shift, raised);
@@ -172,16 +171,6 @@ TileChange pair_weights(float* s, index_t keys, const TileState<float>& state, b
   if (!pair_shifts<S, vectors>(s, keys, state, shifts)) return TileChange::irregular;
   bool rises = false;
   for (int v = 0; v < vectors; ++v) rises |= vector_weights<S, P>(s, keys, state, v, shifts[v], weights);
-  return rises ? TileChange::raised : TileChange::none;
-}
-
-/// Does what pair_weights does for one vector, and adds to the statistics.
-template <class S, class P>
-TileChange pair_weights_and_statistics(float* s, index_t keys, const TileState<float>& state,
-                                       bfloat16* weights, const TileStatistics<float>& statistics) {
-  typename S::V shifts[1];
-  if (!pair_shifts<S, 1>(s, keys, state, shifts)) return TileChange::irregular;
-  const bool rises = vector_weights<S, P, true>(s, keys, state, 0, shifts[0], weights, &statistics);
   return rises ? TileChange::raised : TileChange::none;
 }
 
@@ -257,7 +246,6 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
       .place = pair_place<S>,
       .mask_logits = tile_mask<S>,
       .weights = pair_weights<S, P, 1>,
-      .weights_and_statistics = pair_weights_and_statistics<S, P>,
       .group_weights = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},
       .rescale = tile_rescale<S, S::tile_vectors>,
       .accumulate = {pair_accumulate<S, P, 1>, pair_accumulate<S, P, 2>, pair_accumulate<S, P, 3>},

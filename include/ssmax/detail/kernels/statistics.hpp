@@ -1,19 +1,43 @@
-// Declares the kernel that computes the statistics of one row of logits. Tiles have statistics in their own kernels.
+// Declares the kernels of statistics. Units that give statistics compile them.
 #pragma once
 
 #include "prefill.hpp"
 
 SSMAX_BEGIN_SHARED
 
-template <class T>
+/// Kernels of the statistics of rows. T and E are those of PrefillKernels.
+template <class T, class E = T>
 struct StatisticsKernels {
-  /// Writes the statistics of one query over n keys: of x = unit·z and of the weights 2^(x - base). A z of -inf is masked.
-  /// Replaces z by the weights.
-  void (*of_row)(T* z, const T* weights, index_t n, T unit, T base, const TileStatistics<T>& to);
+  /// Does what PrefillKernels::weights does, and adds to state.statistics.
+  TileChange (*weights)(T* s, index_t keys, const TileState<T>& state, E* weights) = nullptr;
+  /// Writes the statistics of one query over n keys: of x = unit·z and of the weights 2^(x - base). A z of -inf is
+  /// masked. Replaces z by the weights. Null if E is bfloat16.
+  void (*of_row)(T* z, const T* weights, index_t n, T unit, T base, const TileStatistics<T>& to) = nullptr;
 };
+
+template <class T>
+inline constexpr bool has_extensions<StatisticsKernels<T, bfloat16>> = true;
 
 SSMAX_END
 
 #define SSMAX_KERNELS "../kernels/statistics.inl"
 #include "../dispatch/for_each_target.inl"
 #undef SSMAX_KERNELS
+
+#define SSMAX_PAIR_KERNELS "../kernels/statistics_pairs.inl"
+#include "../dispatch/for_each_extension.inl"
+#undef SSMAX_PAIR_KERNELS
+
+#if defined(SSMAX_COMPILES_AMX)
+SSMAX_BEGIN_DETAIL
+namespace amx {
+
+/// The table of AMX: weights are those of pair dots.
+template <class T>
+struct KernelTable<StatisticsKernels<T, bfloat16>>
+    : avx512_bf16::KernelTable<StatisticsKernels<T, bfloat16>> {};
+
+}  // namespace amx
+
+SSMAX_END
+#endif

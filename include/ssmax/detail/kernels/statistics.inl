@@ -1,4 +1,4 @@
-// Implements the kernel of statistics of one row. Included once per target.
+// Implements the kernels of statistics. Included once per target.
 
 template <class S>
 void row_statistics(typename S::Value* z, const typename S::Value* weights, index_t n, typename S::Value unit,
@@ -29,7 +29,14 @@ void row_statistics(typename S::Value* z, const typename S::Value* weights, inde
   *to.squares = S::reduce_sum(S::add(step.squares[0], step.squares[1]));
 }
 
+/// The empty table of targets without a bf16 path.
+template <class T>
+struct KernelTable<StatisticsKernels<T, bfloat16>> {
+  static constexpr StatisticsKernels<T, bfloat16> value{};
+};
+
 template <class T>
 struct KernelTable<StatisticsKernels<T>> {
-  static constexpr StatisticsKernels<T> value{.of_row = row_statistics<Simd<T>>};
+  static constexpr StatisticsKernels<T> value{.weights = tile_weights<Simd<T>, true>,
+                                              .of_row = row_statistics<Simd<T>>};
 };

@@ -32,6 +32,8 @@ using namespace shared;
   linkage template void find_shared_keys(WorkList<Compute>&, const Problem<Compute>&,                        \
                                          const Result<Compute>&, bool, std::byte*);                          \
   linkage template void open_call(ForwardCall<Compute>&, const Variant<Compute>&);                           \
+  linkage template void open_source_call(ForwardCall<Compute>&, const Variant<Compute>&);                    \
+  linkage template const StatisticsFunctions<Compute>& statistics_functions();                               \
   linkage template void open_call(BackwardCall<Compute>&, const GradientVariant<Compute>&);
 #if !defined(SSMAX_LIBRARY_BFLOAT16)
 SSMAX_INSTANTIATE_RUN(, SSMAX_LIBRARY_OPERANDS)

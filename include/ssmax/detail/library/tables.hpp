@@ -26,10 +26,11 @@
 #define SSMAX_EIGHT_BIT_TABLES(X, apply) apply(EightBitKernels<X>) apply(DecodeKernels<float, X>)
 
 /// Expands to apply(type) for every table that an extension defines itself.
-#define SSMAX_EXTENSION_TABLES(apply)                                                   \
-  apply(PrefillKernels<float, bfloat16>) apply(RoundedBackwardKernels<float, bfloat16>) \
-      apply(PairDecodeKernels<float, bfloat16>) apply(DequantizeKernels<Int8>)          \
-          apply(DequantizeKernels<Fp8E4M3>) apply(DequantizeKernels<Fp8E5M2>) apply(DequantizeKernels<Q8_0>)
+#define SSMAX_EXTENSION_TABLES(apply)                                                                        \
+  apply(PrefillKernels<float, bfloat16>) apply(RoundedBackwardKernels<float, bfloat16>)                      \
+      apply(PairDecodeKernels<float, bfloat16>) apply(StatisticsKernels<float, bfloat16>)                    \
+          apply(DequantizeKernels<Int8>) apply(DequantizeKernels<Fp8E4M3>) apply(DequantizeKernels<Fp8E5M2>) \
+              apply(DequantizeKernels<Q8_0>)
 
 /// Expands to apply(type) for every table.
 #define SSMAX_FOR_EACH_TABLE(apply)                                                                   \

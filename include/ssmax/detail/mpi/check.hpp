@@ -39,7 +39,8 @@ void check_members(const char* function, const Arguments& a) {
   check_is_whole(function, facts_of(a), "over ranks it must be");
   if constexpr (requires { a.state; }) {
     if (has_state(a.state)) fail_format("ssmax::%s: state is given, over ranks the call takes out", function);
-    check_has_no_statistics(function, a.statistics, "call ssmax::attention for them, over ranks it must be");
+    check_has_no_statistics(function, a.statistics.views(),
+                            "call ssmax::attention for them, over ranks it must be");
   }
   check_no_lengths(function, a.lengths, "over ranks");
 }
@@ -143,9 +144,9 @@ Agreement agreement_of(const RankCall<A, Arguments, V>& call, const KeySourceSha
   all.add("the rope", a.rope != nullptr ? fingerprint(*a.rope) : 0);
   all.add("key_position", a.key_position);
   all.add("sinks", Fingerprint().add_bytes(a.sinks.data(), a.sinks.size_bytes()).value());
-  const Dropout& dropout = a.dropout;
+  const DropoutOption<A>& dropout = a.dropout;
   all.add("dropout", Fingerprint()
-                         .add(dropout.p, dropout.seed, dropout.offset)
+                         .add(static_cast<double>(dropout.p), dropout.seed, dropout.offset)
                          .add_bytes(dropout.seeds.data(), dropout.seeds.size_bytes())
                          .value());
   for_each_flag(a, [&](const char* name, bool flag) { all.add(name, flag); });

@@ -14,10 +14,12 @@ SSMAX_BEGIN_SHARED
 /// The statistics in the states of some queries, for logits x in units of log2 and weights w = 2^(x - shift).
 template <class Compute>
 struct TileStatistics {
-  Compute *largest, *smallest;   // bounds of x
-  Compute *distances, *squares;  // Σ w·(x - shift), Σ w²
+  Compute *largest = nullptr, *smallest = nullptr;   // bounds of x
+  Compute *distances = nullptr, *squares = nullptr;  // Σ w·(x - shift), Σ w²
 
+  SSMAX_INLINE bool is_given() const { return largest != nullptr; }
   SSMAX_INLINE TileStatistics from(index_t lane) const {
+    if (!is_given()) return {};
     return {largest + lane, smallest + lane, distances + lane, squares + lane};
   }
   /// Sets the statistics of the first query to those of no keys.
@@ -28,15 +30,16 @@ struct TileStatistics {
   }
 };
 
-SSMAX_END
-
-SSMAX_BEGIN_DETAIL
-
 /// The states of some queries after some keys. shift and sum are [queries], o is [queries · channels].
 template <class Compute>
 struct SoftmaxState {
   Compute *shift, *sum, *o;
+  TileStatistics<Compute> statistics{};  // if asked for
 };
+
+SSMAX_END
+
+SSMAX_BEGIN_DETAIL
 
 /// The layout of states in contiguous memory, tile after tile. A tile is shift [rows], sum [rows], o and, if asked for,
 /// statistics [4][rows]. o is [rows][channels] or, in lanes, [channels][rows].
@@ -52,13 +55,8 @@ struct StateLayout {
     const index_t tiles_before = i < rows ? 0 : i / rows;  // a division takes longer than the branch
     Compute* tile = states + tiles_before * tile_size();
     const index_t row = i - tiles_before * rows;
-    return {tile + row, tile + rows + row, tile + 2 * rows + (in_lanes ? row : row * channels)};
-  }
-  /// Returns the statistics of query i and of those after it in its tile. Requires has_statistics.
-  template <class Compute>
-  TileStatistics<Compute> statistics_at(Compute* states, index_t i) const {
-    Compute* const first = states + i / rows * tile_size() + (channels + 2) * rows + i % rows;
-    return {first, first + rows, first + 2 * rows, first + 3 * rows};
+    return {tile + row, tile + rows + row, tile + 2 * rows + (in_lanes ? row : row * channels),
+            has_statistics ? statistics_at(states, i) : TileStatistics<Compute>{}};
   }
   /// Sets the states of `count` queries to the state before the first key. In each of their tiles, sets all shifts and
   /// sums.
@@ -70,11 +68,17 @@ struct StateLayout {
       std::fill_n(state.sum, rows, Compute{0});
       std::fill_n(state.o, (in_lanes ? rows : std::min(rows, count - i)) * channels, Compute{0});
       if (!has_statistics) continue;
-      for (index_t row = 0; row < rows; ++row) statistics_at(states, i + row).reset();
+      for (index_t row = 0; row < rows; ++row) state.statistics.from(row).reset();
     }
   }
 
  private:
+  /// Returns the statistics of query i and of those after it in its tile. Requires has_statistics.
+  template <class Compute>
+  TileStatistics<Compute> statistics_at(Compute* states, index_t i) const {
+    Compute* const first = states + i / rows * tile_size() + (channels + 2) * rows + i % rows;
+    return {first, first + rows, first + 2 * rows, first + 3 * rows};
+  }
   constexpr index_t tile_size() const { return rows * (channels + (has_statistics ? 6 : 2)); }
 };
 

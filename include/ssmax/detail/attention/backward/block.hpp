@@ -50,7 +50,7 @@ class BackwardBlock {
   /// sums_dc: requests that the sums of the queries include dc. Exception: with a score function, the score's
   /// derivative adds dc.
   BackwardBlock(const GradientVariant<Compute>& variant, const BackwardScratch<Compute, Operand>& memory,
-                index_t d, index_t dv, double scale, const Dropout& dropout, bool sums_dc)
+                index_t d, index_t dv, double scale, const DropoutOption<Compute>& dropout, bool sums_dc)
       : variant_(variant),
         gradient_kernels_(detail::kernels<GradientKernels>()),
         memory_(memory),
@@ -300,7 +300,7 @@ class BackwardBlock {
   const Scores<Compute, Operand, GradientVariant<Compute>> scores_;
   index_t d_, dv_;
   double scale_;
-  const Dropout& dropout_;
+  const DropoutOption<Compute>& dropout_;
   bool sums_dc_;
   std::optional<WeightDropper<Compute>> dropper_{};
 };

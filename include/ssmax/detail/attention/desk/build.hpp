@@ -89,6 +89,7 @@ void build_call(const char* function, const AttentionArguments<A>& a, const Keys
   if (keys.is_given()) {
     call.problem.keys = keys.refer();
     call.problem.in_cache = true;
+    call.open_source = keys.open();
   }
   call.views = views_of<A>(a.k, a.v);
   call.result = {.out = a.out,
@@ -96,8 +97,8 @@ void build_call(const char* function, const AttentionArguments<A>& a, const Keys
                  .sinks = a.sinks,
                  .scaled_sinks = a.scaled_sinks,
                  .state = a.state,
-                 .statistics = a.statistics};
-  call.problem.has_statistics = a.statistics.is_given();
+                 .statistics = a.statistics.views()};
+  call.problem.statistics = a.statistics.functions();
   call.facts = facts_of(a);
 }
 

@@ -23,6 +23,8 @@ struct ForwardCall {
   ViewKeys<Compute> views{};
   Result<Compute> result{};
   CallFacts facts{};
+  /// Opens a call over a source (driver.hpp), or null: the keys are in views.
+  void (*open_source)(ForwardCall& call, const Variant<Compute>& variant) = nullptr;
 };
 
 /// A call of attention_backward.

@@ -79,22 +79,6 @@ void for_each_statistic(const RowStatistics<A>& statistics, const F& f) {
   }
 }
 
-/// Checks the statistics that are given. `keys` are the last arguments of check_result.
-template <class A, class... K>
-void check_statistics(const char* function, const ForwardCall<A>& call, const K&... keys) {
-  const Result<A>& result = call.result;
-  for_each_statistic(result.statistics, [&](const char* name, const View<A, 3>& view) {
-    check_result(function, name, view, call.problem.q, keys...);
-    check_no_overlap(function, name, view, "q", call.problem.q);
-    check_no_overlap(function, name, view, "out", result.out);
-    check_no_overlap(function, name, view, "lse", result.lse.view());
-    check_no_overlap(function, name, view, "sinks", View<const A, 1>(result.sinks));
-    for_each_statistic(result.statistics, [&](const char* other_name, const View<A, 3>& other) {
-      if (name != other_name) check_no_overlap(function, name, view, other_name, other);
-    });
-  });
-}
-
 /// Throws if statistics are given. `must` ends with "must be".
 template <class A>
 void check_has_no_statistics(const char* function, const RowStatistics<A>& statistics, const char* must) {
@@ -148,9 +132,9 @@ void check_options(const char* function, const Problem<A>& problem, const CallFa
                    std::span<const A> sinks, bool scaled_sinks) {
   if (!std::isfinite(problem.scale))
     fail_format("ssmax::%s: scale is %g, must be finite", function, problem.scale);
-  const Dropout& dropout = problem.dropout;
-  if (!(dropout.p >= 0 && dropout.p < 1))
-    fail_format("ssmax::%s: dropout.p is %g, must be at least 0 and below 1", function, dropout.p);
+  const DropoutOption<A>& dropout = problem.dropout;
+  if (const double p = dropout.p; !(p >= 0 && p < 1))
+    fail_format("ssmax::%s: dropout.p is %g, must be at least 0 and below 1", function, p);
   if (!dropout.seeds.empty() && std::ssize(dropout.seeds) != problem.sequences())
     fail_value(function, "dropout.seeds", "has size", std::ssize(dropout.seeds), "sequences are",
                problem.sequences());
@@ -186,7 +170,7 @@ void check_tensors(const char* function, const ForwardCall<A>& call) {
   check_inputs(function, call.problem.q, call.views.k, call.views.v);
   if (call.facts.is_example) return;
   check_out_and_lse(function, call, call.views.k, call.views.v);
-  check_statistics(function, call, call.views.k, call.views.v);
+  if (call.problem.statistics != nullptr) call.problem.statistics->check(function, call);
   check_sinks(function, call.result.sinks, call.result.out, call.result.lse.view());
 }
 
@@ -203,10 +187,7 @@ void check_source_tensors(const char* function, const ForwardCall<A>& call) {
   check_out_and_lse(function, call, keys.value_width);
   check_no_overlap_with_source(function, "out", call.result.out, source);
   check_no_overlap_with_source(function, "lse", lse, source);
-  check_statistics(function, call, keys.value_width);
-  for_each_statistic(call.result.statistics, [&](const char* name, const View<A, 3>& view) {
-    check_no_overlap_with_source(function, name, view, source);
-  });
+  if (call.problem.statistics != nullptr) call.problem.statistics->check(function, call);
   check_sinks(function, call.result.sinks, call.result.out, lse);
 }
 
@@ -257,16 +238,22 @@ void check_has_no_views(const char* function, const ForwardCall<A>& call) {
     fail_format("ssmax::%s: state is given, a source of keys takes out", function);
 }
 
-/// Checks the arguments of a call, but not its policies.
+/// Checks the arguments of a call over a source, but not its policies.
+template <class A>
+void check_source_arguments(const char* function, const ForwardCall<A>& call) {
+  const Problem<A>& problem = call.problem;
+  check_has_no_views(function, call);
+  check_source_tensors(function, call);
+  check_is_whole(function, call.facts);
+  check_source_lengths(function, problem.lengths, problem.q, problem.keys.shape().batch);
+  check_options(function, problem, call.facts, call.result.sinks, call.result.scaled_sinks);
+}
+
+/// Checks the arguments of a call over views, but not its policies.
 template <class A>
 void check_arguments(const char* function, const ForwardCall<A>& call) {
   const Problem<A>& problem = call.problem;
-  if (problem.in_cache) {
-    check_has_no_views(function, call);
-    check_source_tensors(function, call);
-    check_is_whole(function, call.facts);
-    check_source_lengths(function, problem.lengths, problem.q, problem.keys.shape().batch);
-  } else if (has_state(call.result.state)) {
+  if (has_state(call.result.state)) {
     check_partial(function, call);
   } else {
     check_tensors(function, call);
@@ -274,7 +261,7 @@ void check_arguments(const char* function, const ForwardCall<A>& call) {
     check_lengths(function, problem.lengths, problem.q, call.views.k);
   }
   check_options(function, problem, call.facts, call.result.sinks, call.result.scaled_sinks);
-  if (call.facts.more_queries_than_keys && !problem.in_cache) {
+  if (call.facts.more_queries_than_keys) {
     fail_format("ssmax::%s: more_queries_than_keys is true, must be false without a source of keys",
                 function);
   }

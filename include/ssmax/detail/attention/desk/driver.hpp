@@ -9,6 +9,9 @@ SSMAX_BEGIN_COMPILED
 /// the call must not be copied or moved.
 template <class Compute>
 void open_call(shared::ForwardCall<Compute>& call, const shared::Variant<Compute>& variant);
+/// Does the same for a call over a source. A unit compiles it for sources alone.
+template <class Compute>
+void open_source_call(shared::ForwardCall<Compute>& call, const shared::Variant<Compute>& variant);
 template <class Compute>
 void open_call(shared::BackwardCall<Compute>& call, const shared::GradientVariant<Compute>& variant);
 
@@ -16,4 +19,5 @@ SSMAX_END
 
 #if SSMAX_COMPILES_DRIVERS
 #include "open.hpp"
+#include "statistics.hpp"
 #endif

@@ -98,10 +98,11 @@ class PlanState {
     all.lse = a.lse;
     if (!a.sinks.empty()) all.sinks = a.sinks;
     if (a.dropout.p > 0 && options_.dropout.p <= 0)
-      fail_format("ssmax::%s: dropout.p is %g, the plan was made without dropout", function, a.dropout.p);
+      fail_format("ssmax::%s: dropout.p is %g, the plan was made without dropout", function,
+                  static_cast<double>(a.dropout.p));
     if (a.dropout.p > 0) all.dropout = a.dropout;
     if constexpr (requires { a.statistics; }) {
-      if (a.statistics.is_given() && !options_.statistics.is_given())
+      if (a.statistics.functions() != nullptr && options_.statistics.functions() == nullptr)
         fail_format("ssmax::%s: statistics are given, the plan was made without statistics", function);
       all.statistics = a.statistics;
     }

@@ -9,16 +9,15 @@
 
 #include "../../../attention_state.hpp"
 #include "../../kernels/decode.hpp"
-#include "../../kernels/statistics.hpp"
 #include "../../memory/arena.hpp"
 #include "../../rows/state.hpp"
 #include "../operands/finite.hpp"
 #include "../operands/gather.hpp"
 #include "../operands/prefetch.hpp"
-#include "../terms/problem.hpp"
 #include "../terms/variant.hpp"
 #include "../tile/scores.hpp"
 #include "../tile/visibility.hpp"
+#include "row_list.hpp"
 #include "task.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -29,7 +28,7 @@ struct DecodeScratch {
   static constexpr index_t block_keys = key_chunk, tile_lanes = 0;  // for Explanation: keys are in lanes
 
   DecodeScratch(Arena& arena, index_t, const Problem<Compute>& problem)
-      : DecodeScratch(arena, problem.width(), problem.value_width(), problem.has_statistics) {}
+      : DecodeScratch(arena, problem.width(), problem.value_width(), problem.statistics != nullptr) {}
 
   DecodeScratch(Arena& arena, index_t d, index_t value_width, bool has_statistics)
       : pitch((d + 31) / 32 * 32),
@@ -79,7 +78,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   static bool has_few_queries(index_t) { return true; }
 
   DecodeTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
-      : Base(problem, variant, memory), multipliers_(problem.scale, variant) {
+      : Base(problem, variant, memory),
+        multipliers_(problem.scale, variant),
+        list_(problem, variant.has_runs, memory.k_rows, memory.v_rows) {
     // If a product is null, its keys or values are copied. Only your own storage types lack these products.
     SSMAX_ASSERT(problem.keys.k_type().logits != nullptr || problem.keys.k_kind() == ElementKind::other);
     SSMAX_ASSERT(problem.keys.v_type().accumulate != nullptr || problem.keys.v_kind() == ElementKind::other);
@@ -113,9 +114,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       }
     }
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
-    lists_rows_ = reads_keys_in_place() && problem_.keys.k_type().listed_logits != nullptr &&
-                  problem_.keys.v_type().accumulate_listed != nullptr &&
-                  (are_listed(seen) || has_short_runs(problem_.keys, batch_, kv_head, seen, short_run));
+    lists_rows_ = reads_keys_in_place() && list_.select(batch_, kv_head, seen);
     if (!lists_rows_) prefetching_ = Prefetching(problem_, batch_, rows_, seen);
     return seen;
   }
@@ -124,7 +123,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   /// attend_chunk and store. Returns false for other tasks, and for logits that these kernels do not take.
   bool store_at_once(const Result<Compute>& result) {
     if (!lists_rows_ || count_ != 1 || variant_.has_runs || variant_.has_predicate ||
-        multipliers_.has_score || problem_.has_statistics)
+        multipliers_.has_score || problem_.statistics != nullptr)
       return false;
     const QueryRow& row = memory_.rows[0];
     const KeyRange keys = row.keys;
@@ -135,19 +134,14 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       if (!multiplier.is_plain()) return false;
       scale_ = {c, multiplier.scale};
     }
-    list_rows(keys, first);
-    const HeadDistance& distance = problem_.keys.head_distance();
+    list_.list(keys, first);
     Compute shift, sum, factor;
-    if (!problem_.keys.k_type().listed_weights(
-            queries_.first,
-            listed(memory_.k_rows + first, listed_.k_bytes, distance.k, count, problem_.width()), scale_,
-            memory_.s, shift, sum))
+    if (!problem_.keys.k_type().listed_weights(queries_.first, list_.keys(first, count), scale_, memory_.s,
+                                               shift, sum))
       return false;
     Compute* const out =
         place_result(result, row, problem_.state_row(row.query), shift, sum, memory_.block_o, factor);
-    problem_.keys.v_type().listed_output(
-        memory_.s, listed(memory_.v_rows + first, listed_.v_bytes, distance.v, count, memory_.dv), factor,
-        out);
+    problem_.keys.v_type().listed_output(memory_.s, list_.values(first, count), factor, out);
     narrow_result(result, row, out);
     return true;
   }
@@ -168,7 +162,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     this->reset(states);
     for (index_t r = 0; r < count_; ++r)
       softmax_[r] = OnlineSoftmax<Compute>(multipliers_.of_softmax(memory_.rows[r]));
-    weigh_values(keys, states);
+    weigh_values(keys, state);
     for (index_t r = 0; r < count_; ++r) {
       // `lost` is the rounding error of the shift in Compute. Multiplying sum and o by 2^lost corrects the error.
       // Exception: if |lost| >= 64, the error stays.
@@ -176,21 +170,21 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       if (std::abs(shift) > static_cast<double>(std::numeric_limits<Compute>::max()) &&
           softmax_[r].sum() > 0) {
         overflow(state, r, shift);
-        if (problem_.has_statistics) memory_.layout.statistics_at(states, r).reset();
+        if (state.statistics.is_given()) state.statistics.from(r).reset();
         continue;
       }
       state.shift[r] = static_cast<Compute>(shift);
       const double lost = shift - static_cast<double>(state.shift[r]);
       const double factor = lost != 0 && std::abs(lost) < 64 ? std::exp2(lost) : 1;
       state.sum[r] = static_cast<Compute>(softmax_[r].sum() * factor);
-      if (problem_.has_statistics && factor != 1) {
-        const TileStatistics<Compute> of = memory_.layout.statistics_at(states, r);
+      if (factor == 1) continue;
+      if (state.statistics.is_given()) {
+        const TileStatistics<Compute> of = state.statistics.from(r);
         *of.distances = static_cast<Compute>((*of.distances + lost * softmax_[r].sum()) * factor);
         *of.squares *= static_cast<Compute>(factor * factor);
       }
       Compute* o = state.o + r * memory_.dv;
-      if (factor != 1)
-        kernels<RowKernels<Compute>>().multiply(o, memory_.dv, static_cast<Compute>(factor), o);
+      kernels<RowKernels<Compute>>().multiply(o, memory_.dv, static_cast<Compute>(factor), o);
     }
   }
 
@@ -236,8 +230,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   }
 
   /// Computes weights and adds weights · V to o of the states.
-  void weigh_values(KeyRange chunk, Compute* states) {
-    Compute* const o = memory_.layout.at(states, 0).o;
+  void weigh_values(KeyRange chunk, const SoftmaxState<Compute>& state) {
     if (const KeyRange seen = find_seen(chunk); seen.size() > 0) logits(seen, chunk.begin);
     index_t first_same = 0;  // rows [first_same, r) have the same visible keys and share one product with V
     Seen same_seen{};
@@ -245,7 +238,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       const Seen seen = r < count_ ? seen_[r] : Seen{};
       const KeyRange keys = seen.keys;
       if (r == count_ || keys.begin != same_seen.keys.begin || keys.end != same_seen.keys.end) {
-        if (same_seen.keys.size() > 0) accumulate(first_same, r - first_same, same_seen, chunk.begin, o);
+        if (same_seen.keys.size() > 0)
+          accumulate(first_same, r - first_same, same_seen, chunk.begin, state.o);
         first_same = r;
         same_seen = seen;
       }
@@ -253,36 +247,15 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       if (keys.size() == 0) continue;
       Compute* s = memory_.s + r * key_chunk + (keys.begin - chunk.begin);
       if (multipliers_.has_score || seen.masks) variant_.apply(s, keys, memory_.rows[r]);
-      if (!problem_.has_statistics) {
+      if (problem_.statistics == nullptr) {
         softmax_[r].update(s, keys.size(), s);
         continue;
       }
       softmax_[r].update(s, keys.size(), memory_.weights);
-      take_weights(r, s, keys.size(), memory_.layout.statistics_at(states, r));
+      problem_.statistics->of_row(s, memory_.weights, keys.size(),
+                                  multipliers_.of_softmax(memory_.rows[r]) * std::numbers::log2e,
+                                  softmax_[r].shift(), state.statistics.from(r));
     }
-  }
-
-  /// Writes the statistics of a row, and replaces its logits by memory_.weights. Logits beyond the kernel's range take a
-  /// loop in double.
-  void take_weights(index_t r, Compute* s, index_t n, const TileStatistics<Compute>& to) const {
-    const double unit = multipliers_.of_softmax(memory_.rows[r]) * std::numbers::log2e,
-                 shift = softmax_[r].shift();
-    if (std::abs(shift) < static_cast<double>(largest_shift<Compute>)) {
-      return kernels<StatisticsKernels<Compute>>().of_row(s, memory_.weights, n, static_cast<Compute>(unit),
-                                                          static_cast<Compute>(shift), to);
-    }
-    double distances = 0, squares = 0;
-    for (index_t i = 0; i < n; ++i) {
-      const double x = unit * static_cast<double>(s[i]), w = static_cast<double>(memory_.weights[i]);
-      s[i] = memory_.weights[i];
-      if (!(std::abs(x) <= static_cast<double>(std::numeric_limits<Compute>::max()))) continue;
-      *to.largest = std::max(*to.largest, static_cast<Compute>(x));
-      *to.smallest = std::min(*to.smallest, static_cast<Compute>(x));
-      if (w > 0) distances += w * (x - shift);
-      squares += w * w;
-    }
-    *to.distances = static_cast<Compute>(distances);
-    *to.squares = static_cast<Compute>(squares);
   }
 
   /// Calls f(range) for the ranges of keys that are visible to some row, in whole visible blocks. Exception: unless
@@ -305,7 +278,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   }
 
   /// Writes s[r][key - chunk_begin] for all rows and the visible keys of a range.
-  void logits(KeyRange range, index_t chunk_begin) const {
+  void logits(KeyRange range, index_t chunk_begin) {
     for_each_visible_range(range, [&](KeyRange keys) {
       Compute* s = memory_.s + (keys.begin - chunk_begin);
       range_logits(keys, s);
@@ -318,7 +291,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     return problem_.keys.k_type().logits != nullptr && !problem_.rotates_keys();
   }
 
-  void range_logits(KeyRange keys, Compute* s) const {
+  void range_logits(KeyRange keys, Compute* s) {
     const index_t d = problem_.width();
     const auto logits = problem_.keys.k_type().logits;
     if (!reads_keys_in_place()) {
@@ -329,11 +302,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     }
     if (lists_rows_) {
       const index_t first = s - memory_.s;
-      list_rows(keys, first);
-      return problem_.keys.k_type().listed_logits(
-          queries_, count_,
-          listed(memory_.k_rows + first, listed_.k_bytes, problem_.keys.head_distance().k, keys.size(), d),
-          {s, key_chunk});
+      list_.list(keys, first);
+      return problem_.keys.k_type().listed_logits(queries_, count_, list_.keys(first, keys.size()),
+                                                  {s, key_chunk});
     }
     for_each_run(problem_.keys, {batch_, kv_head_, keys}, [&](index_t key, const AnyKeyRun& run) {
       logits(queries_, count_,
@@ -341,65 +312,6 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
               prefetching_.template bytes<false>(problem_.keys, batch_, kv_head_, key, run)},
              run.k_factors, memory_.scaled, {s + (key - keys.begin), key_chunk});
     });
-  }
-
-  /// Lists the rows of keys and values from number `first` of the chunk on: those of kv head 0, if the heads have known
-  /// distances. In a list of more than listed_ahead keys, the last keys prefetch the first values, and list_rows
-  /// prefetches the first keys. In a shorter list, list_rows prefetches all rows. A lane that computes one kv head
-  /// after the other prefetches them in the kernels of the task before. Measured: docs/measured.md.
-  void list_rows(KeyRange keys, index_t first) const {
-    const AnyKeys<Compute>& source = problem_.keys;
-    const std::byte **k = memory_.k_rows + first, **v = memory_.v_rows + first;
-    const index_t count = keys.size(), k_bytes = source.k_row() * source.k_size(),
-                  v_bytes = source.v_row() * source.v_size();
-    const HeadDistance& distance = source.head_distance();
-    if (!are_listed(keys) || listed_.first != first)
-      source.find_rows(batch_, distance.is_known ? 0 : kv_head_, keys, k, v);
-    const index_t task = batch_ * problem_.kv_heads() + kv_head_;
-    const bool follows = task == listed_.task + 1, is_prefetched = follows && listed_.prefetches_next;
-    listed_ = {task,
-               batch_,
-               first,
-               keys,
-               distance.is_known ? kv_head_ * distance.k : 0,
-               distance.is_known ? kv_head_ * distance.v : 0};
-    if (count > listed_ahead) {
-      std::fill_n(v + count, listed_ahead, v[count - 1]);
-      for (index_t i = 0; i < listed_ahead; ++i) k[count + i] = v[i] + (listed_.v_bytes - listed_.k_bytes);
-      return prefetch_rows(k, listed_ahead, listed_.k_bytes, k_bytes);
-    }
-    if (!is_prefetched) {
-      prefetch_rows(k, count, listed_.k_bytes, k_bytes);
-      prefetch_rows(v, count, listed_.v_bytes, v_bytes);
-    }
-    if (!follows || count * (k_bytes + v_bytes) > max_next_bytes) return;
-    // The next task computes the next kv head or, after the last one, the next sequence.
-    if (kv_head_ + 1 < problem_.kv_heads()) {
-      listed_.prefetches_next = distance.is_known;
-    } else if (batch_ + 1 < problem_.sequences() && !variant_.has_runs) {
-      KeyRange next = source.stored(batch_ + 1);
-      next.end = std::min(next.end, next.begin + count);
-      if (next.size() <= 0) return;
-      source.find_rows(batch_ + 1, 0, next, k + count, v + count);
-      std::fill_n(k + count + next.size(), count - next.size(), k[count]);
-      std::fill_n(v + count + next.size(), count - next.size(), v[count]);
-      listed_.prefetches_next = listed_.is_last_head = true;
-    }
-  }
-
-  /// Returns whether the rows of a range are listed for all kv heads.
-  bool are_listed(KeyRange keys) const {
-    return listed_.batch == batch_ && listed_.keys.begin == keys.begin && listed_.keys.end == keys.end &&
-           problem_.keys.head_distance().is_known;
-  }
-
-  /// Returns `count` listed rows of keys or of values, with the rows that they prefetch.
-  ListedRows<void> listed(const std::byte* const* rows, index_t bytes, index_t distance, index_t count,
-                          index_t width) const {
-    if (count > listed_ahead) return {rows, bytes, count, width, rows + listed_ahead, bytes};
-    if (!listed_.prefetches_next) return {rows, bytes, count, width};
-    if (listed_.is_last_head) return {rows, bytes, count, width, rows + listed_.keys.size(), 0};
-    return {rows, bytes, count, width, rows, bytes + distance};
   }
 
   /// Adds the weights of rows [r, r + rows) times V to o. All these rows have the visible keys `seen`.
@@ -441,10 +353,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     if (const auto add = problem_.keys.v_type().accumulate; add != nullptr) {
       if (lists_rows_) {
         return problem_.keys.v_type().accumulate_listed(
-            {memory_.s + first, key_chunk}, rows,
-            listed(memory_.v_rows + first % key_chunk, listed_.v_bytes, problem_.keys.head_distance().v,
-                   keys.size(), dv),
-            {to, dv});
+            {memory_.s + first, key_chunk}, rows, list_.values(first % key_chunk, keys.size()), {to, dv});
       }
       for_each_run_of_values(keys, [&](index_t key, const AnyKeyRun& run) {
         add({memory_.s + first + (key - keys.begin), key_chunk}, rows,
@@ -511,18 +420,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   index_t distinct_rows_ = 0;         // under a mask with runs: 1 if all rows have the same runs, else count_
   std::uint32_t visible_blocks_ = 0;  // under a mask with runs: one bit per visible_block keys of the chunk
   Prefetching prefetching_;
+  RowList<Compute> list_;
   bool lists_rows_ = false;  // of short runs
   index_t padded_rows_ = 0;  // rows of q that end with 0
-
-  /// The last rows that were listed.
-  struct Listed {
-    index_t task = -2, batch = -1, first = 0;  // task: counts the kv heads of all sequences
-    KeyRange keys{};
-    index_t k_bytes = 0, v_bytes = 0;  // from the listed rows to those of the task
-    bool prefetches_next = false;      // the rows of the next task
-    bool is_last_head = false;         // these rows are listed after those of the task
-  };
-  mutable Listed listed_;
 };
 
 SSMAX_END

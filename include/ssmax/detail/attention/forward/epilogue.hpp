@@ -100,15 +100,16 @@ void store_statistics(const Result<Compute>& result, const QueryRow& seen, Compu
 
 /// Writes the whole result of one query and its statistics. Overwrites o.
 template <class Compute>
-void store_with_statistics(const Result<Compute>& result, QueryRow seen, const SoftmaxState<Compute>& state,
-                           const TileStatistics<Compute>& of, index_t dv) {
+void store_with_statistics(const Result<Compute>& result, const QueryRow& row,
+                           const SoftmaxState<Compute>& state, index_t dv) {
+  QueryRow seen = row;
   const double unit = seen.multiplier * std::numbers::log2e;
   if (seen.multiplier == multiplier_for_0) {
     seen.multiplier = 0;
     if (std::isfinite(*state.shift)) *state.shift = 0;
   }
   store_result(result, seen, 0, state, dv);
-  store_statistics(result, seen, *state.shift, *state.sum, unit, of);
+  store_statistics(result, seen, *state.shift, *state.sum, unit, state.statistics);
 }
 
 SSMAX_END

@@ -40,7 +40,7 @@ struct PrefillScratch : ForwardScratch<Compute, Operand> {
                .rows = tile_lanes,
                .channels = channels,
                .in_lanes = true,
-               .has_statistics = problem.has_statistics} {}
+               .has_statistics = problem.statistics != nullptr} {}
 
   static constexpr bool in_lanes = true;  // states: one query per lane
   void merge_outputs(Compute* o, const Compute* other, index_t, const Compute* factors,
@@ -319,14 +319,9 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     // 1. Compute the logits, and replace them by weights.
     scores_.multiply(needed, memory_.block_keys, {held_.k[block.begin - held_.first_row], held_.k.stride},
                      memory_.depth, memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
-    const bool counts = problem_.has_statistics;
-    if (dropper_ || counts || !attend_group(tile, needed, values, state)) {
-      const TileStatistics<Compute> statistics =
-          counts ? memory_.layout.statistics_at(states, tile * tile_lanes) : TileStatistics<Compute>{};
-      if (form_weights(scores_, memory_, tile, sequence_->shape.keys, needed, state,
-                       counts ? &statistics : nullptr)) {
+    if (dropper_ || state.statistics.is_given() || !attend_group(tile, needed, values, state)) {
+      if (form_weights(scores_, memory_, tile, sequence_->shape.keys, needed, state))
         kernels_.rescale(state.o, memory_.channels, memory_.lane.rescale);
-      }
       if (dropper_) drop_weights(tile, needed);
       // 2. Multiply the weights by V.
       needed.for_each_rectangle(memory_.block_keys, [&](index_t vectors, index_t v, KeyRange keys) {

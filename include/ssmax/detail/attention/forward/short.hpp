@@ -151,7 +151,7 @@ class ShortTask {
     Compute* s = memory_.s + keys.begin * memory_.tile_lanes + lane;
     Logits<Compute> logits{.s = s, .keys = keys, .rows = memory_.rows + lane, .length = length_};
     scores_.form(logits, hull);
-    update_states(scores_, kernels_, memory_, logits, state, s);
+    update_states(scores_, kernels_.weights, memory_, logits, state, s);
   }
 
   /// Returns whether V is free of NaN and infinities. If V is not, points v_ at a copy with 0 in their place.

@@ -65,8 +65,7 @@ class ForwardTask {
         const Compute shift = total.shift[i], sum = total.sum[i];
         merge_sums(total.shift[i], total.sum[i], chunk.shift[i], chunk.sum[i], factors[i], chunk_factors[i]);
         if (!layout.has_statistics) continue;
-        const TileStatistics<Compute> to = layout.statistics_at(totals, first + i),
-                                      from = layout.statistics_at(chunks, first + i);
+        const TileStatistics<Compute> to = total.statistics.from(i), from = chunk.statistics.from(i);
         const Compute f = factors[i], g = chunk_factors[i], raised = total.shift[i];
         *to.largest = std::max(*to.largest, *from.largest);
         *to.smallest = std::min(*to.smallest, *from.smallest);
@@ -88,9 +87,9 @@ class ForwardTask {
         const QueryRow& seen = memory_.rows[first + i];
         Compute* o = state.o;
         if constexpr (Memory::in_lanes) o = memory_.staged + i * memory_.pitch;
-        const SoftmaxState<Compute> own{state.shift + i, state.sum + i, o};
-        if (problem_.has_statistics) {
-          store_with_statistics(result, seen, own, memory_.layout.statistics_at(states, first + i), dv);
+        const SoftmaxState<Compute> own{state.shift + i, state.sum + i, o, state.statistics.from(i)};
+        if (problem_.statistics != nullptr) {
+          problem_.statistics->store(result, seen, own, dv);
         } else {
           store_result(result, seen, problem_.state_row(seen.query), own, dv);
         }
@@ -129,7 +128,7 @@ class ForwardTask {
   /// Returns the row of a cursor, which moves to the next one. With statistics, a multiplier of 0 is replaced.
   QueryRow next_row(RowCursor<Compute>& cursor) const {
     QueryRow row = cursor.row(variant_);
-    if (problem_.has_statistics && row.multiplier == 0) row.multiplier = multiplier_for_0;
+    if (problem_.statistics != nullptr && row.multiplier == 0) row.multiplier = multiplier_for_0;
     cursor.next();
     return row;
   }

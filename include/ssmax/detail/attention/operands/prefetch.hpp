@@ -54,7 +54,7 @@ inline constexpr index_t short_run = 256;
 /// lie at least 64 positions later, in the same place of a later run if all runs are equally long. `key` is the first
 /// position of the run.
 ///
-/// Only keys and values of 8 bits are prefetched in this way. The rows of other short runs are listed (decode.hpp).
+/// Only keys and values of 8 bits are prefetched in this way. The rows of other short runs are listed (row_list.hpp).
 /// Rejected alternative, for pages: a copy of short runs side by side before the products. It was slower for 12 kv
 /// heads of bfloat16.
 template <bool are_values, class Compute>

@@ -12,7 +12,9 @@
 #include "../../../storage.hpp"
 #include "../../../view.hpp"
 #include "../../rope/tables.hpp"
+#include "dropout.hpp"
 #include "keys.hpp"
+#include "statistics.hpp"
 #include "tensors.hpp"
 
 SSMAX_BEGIN_SHARED
@@ -64,8 +66,8 @@ struct Problem {
   /// the first one of q.
   index_t heads_after = 0;
   SequenceLengths lengths{};  // of the sequences, if they have their own
-  Dropout dropout{};
-  bool has_statistics = false;  // whether the result has statistics
+  DropoutOption<Compute> dropout{};
+  const StatisticsFunctions<Compute>* statistics = nullptr;  // if the result has statistics
   Caller caller{};
 
   SSMAX_INLINE bool has_rope() const { return rotation != Rotation::none; }

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "../../kernels/dropout.hpp"
 #include "../terms/problem.hpp"
 
 SSMAX_BEGIN_DETAIL
@@ -15,10 +14,9 @@ template <class Compute>
 class WeightDropper {
  public:
   /// Requires that p is above 0.
-  WeightDropper(const Dropout& dropout, index_t sequence)
-      : kernels_(detail::kernels<DropoutKernels<Compute>>()) {
+  WeightDropper(const DropoutOption<Compute>& dropout, index_t sequence) : p_(dropout.p) {
     constexpr double all = 65536;
-    lanes_.threshold = static_cast<std::uint32_t>(std::min(std::rint(dropout.p * all), all - 1));
+    lanes_.threshold = static_cast<std::uint32_t>(std::min(std::rint(p_ * all), all - 1));
     factor_ = static_cast<Compute>(all / (all - lanes_.threshold));
     const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
     const bool has_seeds = !dropout.seeds.empty();
@@ -37,16 +35,16 @@ class WeightDropper {
   /// key `first`.
   void drop(Compute* x, index_t group, const QueryRow* rows, index_t width, index_t first, index_t keys) {
     take(rows, width);
-    kernels_.drop(x, group, first, keys, lanes_, factor_);
+    p_.kernels().drop(x, group, first, keys, lanes_, factor_);
   }
   /// Sets the dropped weights of one vector of queries to 0. Weights are floats, or bfloat16 in pairs of keys.
   void clear(Compute* x, index_t group, const QueryRow* rows, index_t width, index_t first, index_t keys) {
     take(rows, width);
-    kernels_.drop(x, group, first, keys, lanes_, Compute{1});
+    p_.kernels().drop(x, group, first, keys, lanes_, Compute{1});
   }
   void clear(bfloat16* x, index_t group, const QueryRow* rows, index_t width, index_t first, index_t keys) {
     take(rows, width);
-    detail::kernels<PairDropoutKernels>().clear(x, group, first, keys, lanes_);
+    p_.pair_kernels().clear(x, group, first, keys, lanes_);
   }
 
  private:
@@ -61,7 +59,7 @@ class WeightDropper {
 
   static constexpr index_t most_lanes = 16;
 
-  const DropoutKernels<Compute>& kernels_;
+  const DropoutProbability<Compute> p_;
   Compute factor_ = 1;
   std::uint32_t query_[most_lanes], head_[most_lanes];
   DropLanes lanes_{};

@@ -6,10 +6,27 @@
 #include <cmath>
 #include <limits>
 
-#include "../../rows/state.hpp"
+#include "../terms/statistics.hpp"
 #include "scores.hpp"
+#include "statistics.hpp"
 
 SSMAX_BEGIN_DETAIL
+
+/// A kernel that replaces logits by weights: PrefillKernels::weights, or StatisticsKernels::weights.
+template <class Compute, class Operand>
+using WeightsKernel = decltype(PrefillKernels<Compute, Operand>::weights);
+
+/// Returns the kernel of a call.
+template <class Compute, class Operand>
+WeightsKernel<Compute, Operand> weights_kernel(const Problem<Compute>& problem,
+                                               const PrefillKernels<Compute, Operand>& products) {
+  if (problem.statistics == nullptr) return products.weights;
+  if constexpr (std::same_as<Compute, Operand>) {
+    return problem.statistics->weights();
+  } else {
+    return problem.statistics->bf16_weights();
+  }
+}
 
 /// The scratch memory of one thread for the forward pass.
 template <class Compute, class Operand = Compute>
@@ -24,6 +41,7 @@ struct ForwardScratch : LaneScratch<Compute, Operand> {
   ForwardScratch(Arena& an_arena, index_t queries, const Problem<Compute>& problem, index_t a_depth)
       : LaneScratch<Compute, Operand>(an_arena, queries, problem.width(), problem.value_width(), a_depth),
         products(detail::kernels<PrefillKernels<Compute, Operand>>()),
+        weigh(weights_kernel(problem, products)),
         channels(round_up(problem.value_width(), products.pass)),
         block_keys(Op::block_keys(depth, channels)),
         s(arena.template take<Compute>(key_block * tile_lanes)) {
@@ -34,6 +52,7 @@ struct ForwardScratch : LaneScratch<Compute, Operand> {
   }
 
   const PrefillKernels<Compute, Operand>& products;
+  const WeightsKernel<Compute, Operand> weigh;
   index_t channels;    // channels of V, rounded up to whole panels
   index_t block_keys;  // keys of a key block
   /// [block_keys][tile_lanes]: logits. Weights, in tuples, overwrite the logits of the same keys, so that both stay
@@ -41,37 +60,36 @@ struct ForwardScratch : LaneScratch<Compute, Operand> {
   Compute* s;
 };
 
-/// Does what kernels.weights does if some lanes hold NaN, +inf or a shift whose absolute value is at least
+/// Does what the kernel `weigh` does if some lanes hold NaN, +inf or a shift whose absolute value is at least
 /// largest_shift. Computes these lanes in double. The kernel computes the other lanes. Shifts follow the kernel's
-/// rule. Adds to the statistics unless they are null.
+/// rule.
 template <class Compute, class Operand>
-void irregular_weights(const PrefillKernels<Compute, Operand>& kernels, const TileScratch<Compute>& memory,
-                       Compute* s, index_t keys, const TileState<Compute>& state, Operand* weights,
-                       const TileStatistics<Compute>* statistics) {
+void irregular_weights(WeightsKernel<Compute, Operand> weigh, const TileScratch<Compute>& memory, Compute* s,
+                       index_t keys, const TileState<Compute>& state, Operand* weights) {
   constexpr Compute masked_logit = -std::numeric_limits<Compute>::infinity();
   constexpr bool is_bf16 = !std::same_as<Compute, Operand>;
   struct Lane {
     index_t index;
     Compute shift, sum, factor;
-    Compute largest = 0, smallest = 0, distances = 0, squares = 0;  // statistics, if they are given
+    LaneStatistics<Compute> statistics;
   };
   Lane irregular[64];
   index_t count = 0;
-  for (index_t lane = 0; lane < kernels.width; ++lane) {
-    Compute top = masked_logit, bottom = -masked_logit;
+  for (index_t lane = 0; lane < memory.kernels.width; ++lane) {
+    Compute top = masked_logit;
     bool poisoned = false;
     for (index_t key = 0; key < keys; ++key) {
       const Compute x = s[key * memory.tile_lanes + lane];
       poisoned = poisoned || !(x < -masked_logit);
       top = std::max(top, x);
-      if (x != masked_logit) bottom = std::min(bottom, x);
     }
     const Compute before = state.shift[lane], nearest = is_bf16 ? top : std::rint(top);
     const Compute raised = before + (is_bf16 ? 0 : raise_distance) < nearest ? nearest : before;
     if (!poisoned && (raised == masked_logit || std::abs(raised) < largest_shift<Compute>)) continue;
     // NaN or +inf sets the query's sum to NaN, and the sum stays NaN.
     const Compute factor = poisoned ? Compute{1} : shift_factor(before, raised);
-    double sum = 0, distances = 0, squares = 0;
+    double sum = 0;
+    LaneStatistics<Compute> statistics;
     for (index_t key = 0; key < keys; ++key) {
       Compute& x = s[key * memory.tile_lanes + lane];
       const double distance = static_cast<double>(x) - static_cast<double>(raised);
@@ -81,43 +99,24 @@ void irregular_weights(const PrefillKernels<Compute, Operand>& kernels, const Ti
               : static_cast<Compute>(static_cast<Operand>(static_cast<Compute>(std::exp2(distance))));
       memory.transposed[count * key_block + key] = weight;
       sum += static_cast<double>(weight);
-      if (weight > 0) {
-        distances += static_cast<double>(weight) * distance;
-        squares += static_cast<double>(weight) * static_cast<double>(weight);
-      }
+      statistics.add(static_cast<double>(x), static_cast<double>(raised), static_cast<double>(weight));
       x = masked_logit;
     }
-    Lane& added = irregular[count++] = {lane, poisoned ? before : raised,
-                                        poisoned ? std::numeric_limits<Compute>::quiet_NaN()
-                                                 : state.sum[lane] * factor + static_cast<Compute>(sum),
-                                        factor};
-    if (statistics != nullptr) {
-      const TileStatistics<Compute> earlier = statistics->from(lane);
-      added.largest = std::max(*earlier.largest, top);
-      added.smallest = std::min(*earlier.smallest, bottom);
-      added.distances = move_distances(*earlier.distances, state.sum[lane], before, raised, factor) +
-                        static_cast<Compute>(distances);
-      added.squares = *earlier.squares * factor * factor + static_cast<Compute>(squares);
-    }
+    if (state.statistics.is_given())
+      statistics.add_earlier(state.statistics.from(lane), state.sum[lane], before, raised, factor);
+    irregular[count++] = {lane, poisoned ? before : raised,
+                          poisoned ? std::numeric_limits<Compute>::quiet_NaN()
+                                   : state.sum[lane] * factor + static_cast<Compute>(sum),
+                          factor, statistics};
     state.shift[lane] = masked_logit;
   }
-  if (statistics != nullptr) {
-    kernels.weights_and_statistics(s, keys, state, weights, *statistics);
-  } else {
-    kernels.weights(s, keys, state, weights);
-  }
+  weigh(s, keys, state, weights);
   for (index_t i = 0; i < count; ++i) {
     const Lane& lane = irregular[i];
     state.shift[lane.index] = lane.shift;
     state.sum[lane.index] = lane.sum;
     state.factor[lane.index] = lane.factor;
-    if (statistics != nullptr) {
-      const TileStatistics<Compute> to = statistics->from(lane.index);
-      *to.largest = lane.largest;
-      *to.smallest = lane.smallest;
-      *to.distances = lane.distances;
-      *to.squares = lane.squares;
-    }
+    if (state.statistics.is_given()) lane.statistics.write(state.statistics.from(lane.index));
     for (index_t key = 0; key < keys; ++key) {
       const Compute weight = memory.transposed[i * key_block + key];
       weights[tuple_at<Compute, Operand>(key, lane.index, memory.tile_lanes)] = static_cast<Operand>(weight);
@@ -126,22 +125,18 @@ void irregular_weights(const PrefillKernels<Compute, Operand>& kernels, const Ti
 }
 
 /// Replaces the logits of one vector of queries by weights and updates shift and sum. Writes the factors of the
-/// earlier sums to `state.factor`. Adds to the statistics unless they are null. Returns whether a shift was raised,
-/// that is, whether a factor is not 1.
+/// earlier sums to `state.factor`. Returns whether a shift was raised, that is, whether a factor is not 1.
 template <class Compute, class Operand, class V>
-bool update_states(const Scores<Compute, Operand, V>& scores,
-                   const PrefillKernels<Compute, Operand>& products, const TileScratch<Compute>& memory,
-                   Logits<Compute>& logits, TileState<Compute> state, Operand* weights,
-                   const TileStatistics<Compute>* statistics = nullptr) {
+bool update_states(const Scores<Compute, Operand, V>& scores, WeightsKernel<Compute, Operand> weigh,
+                   const TileScratch<Compute>& memory, Logits<Compute>& logits, TileState<Compute> state,
+                   Operand* weights) {
   state.multiplier = logits.multiplier;
   const index_t keys = logits.keys.size();
-  const TileChange change = statistics != nullptr
-                                ? products.weights_and_statistics(logits.s, keys, state, weights, *statistics)
-                                : products.weights(logits.s, keys, state, weights);
+  const TileChange change = weigh(logits.s, keys, state, weights);
   if (change == TileChange::irregular) {
     scores.apply_multiplier(logits);
     state.multiplier = nullptr;
-    irregular_weights(products, memory, logits.s, keys, state, weights, statistics);
+    irregular_weights(weigh, memory, logits.s, keys, state, weights);
   }
   return change != TileChange::none;
 }
@@ -166,12 +161,11 @@ bool takes_vectors_at_once(const Scores<Compute, Operand, V>& scores, const Need
 }
 
 /// Replaces the logits memory.s of a tile and a key block by weights, and updates the tile's state. `length` is the
-/// number of keys of the sequence. Adds to the tile's statistics unless they are null. Returns whether earlier sums
-/// must be multiplied by memory.lane.rescale.
+/// number of keys of the sequence. Returns whether earlier sums must be multiplied by memory.lane.rescale.
 template <class Compute, class Operand, class V>
 bool form_weights(const Scores<Compute, Operand, V>& scores, const ForwardScratch<Compute, Operand>& memory,
-                  index_t tile, index_t length, const NeededKeys& needed, const SoftmaxState<Compute>& state,
-                  const TileStatistics<Compute>* statistics = nullptr) {
+                  index_t tile, index_t length, const NeededKeys& needed,
+                  const SoftmaxState<Compute>& state) {
   constexpr bool is_bf16 = Operands<Compute, Operand>::is_bf16;
   const PrefillKernels<Compute, Operand>& products = memory.products;
   const index_t tile_lanes = memory.tile_lanes;
@@ -179,7 +173,7 @@ bool form_weights(const Scores<Compute, Operand, V>& scores, const ForwardScratc
   std::fill_n(rescale, tile_lanes, Compute{1});
   if constexpr (is_bf16) {
     const KeyRange all = needed.of[0];
-    if (statistics == nullptr && takes_vectors_at_once(scores, needed)) {
+    if (!state.statistics.is_given() && takes_vectors_at_once(scores, needed)) {
       const TileChange change = products.group_weights[needed.vectors - 1](
           memory.s + all.begin * tile_lanes, all.size(),
           {state.shift, state.sum, rescale, memory.multipliers + tile * tile_lanes},
@@ -198,11 +192,10 @@ bool form_weights(const Scores<Compute, Operand, V>& scores, const ForwardScratc
                            .length = length};
     if constexpr (is_bf16) logits.multiplier = memory.multipliers + tile * tile_lanes + lane;
     scores.form(logits, needed.hulls[v]);
-    const TileStatistics<Compute> of_vector =
-        statistics != nullptr ? statistics->from(lane) : TileStatistics<Compute>{};
-    raised |= update_states(
-        scores, products, memory, logits, {state.shift + lane, state.sum + lane, rescale + lane},
-        weights_of(memory, part.begin, lane), statistics != nullptr ? &of_vector : nullptr);
+    const TileState<Compute> of_vector{state.shift + lane, state.sum + lane, rescale + lane, nullptr,
+                                       state.statistics.from(lane)};
+    raised |=
+        update_states(scores, memory.weigh, memory, logits, of_vector, weights_of(memory, part.begin, lane));
   }
   return raised;
 }

@@ -115,14 +115,15 @@ Route route(const Problem<Compute>& problem, const Result<Compute>& result, inde
             not_bf16 == nullptr || *not_bf16 == '\0' ? "short_keys, decode: dropout is set" : not_bf16};
   }
   WhyNot not_short = why_not_short_keys(problem, result, target, rows, most_keys, explains);
-  if (not_short == nullptr && problem.has_statistics) not_short = "short_keys: statistics are given";
+  if (not_short == nullptr && problem.statistics != nullptr) not_short = "short_keys: statistics are given";
   if (not_short == nullptr) return {Path::short_keys, ""};
   const bool is_prefill = is_bf16_prefill(problem, target, rows);
   const WhyNot not_bf16 =
       is_prefill ? why_not_bf16(problem, target) : why_not_bf16_decode(problem, target, rows);
   if (not_bf16 == nullptr)
-    return {is_bf16_prefill(problem, target, rows_together) || problem.has_statistics ? Path::prefill_bf16
-                                                                                      : Path::decode_bf16,
+    return {is_bf16_prefill(problem, target, rows_together) || problem.statistics != nullptr
+                ? Path::prefill_bf16
+                : Path::decode_bf16,
             not_short};
   const bool are_few = rows <= decode_rows;
   const WhyNot not_decode = are_few && problem.batch_invariant ? "decode: batch_invariant is set" : "";

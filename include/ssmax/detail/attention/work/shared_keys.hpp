@@ -25,7 +25,7 @@ inline constexpr index_t most_sharing_rows = decode_rows;
 template <class Compute>
 bool may_share(const Problem<Compute>& problem, const Result<Compute>& result) {
   if (problem.keys.find_shared_keys() == nullptr || problem.sequences() < 2 || problem.rotates_keys() ||
-      problem.dropout.p > 0 || problem.has_statistics || result.state.shift.data_handle() != nullptr)
+      problem.dropout.p > 0 || problem.statistics != nullptr || result.state.shift.data_handle() != nullptr)
     return false;
   for (index_t b = 0; b < problem.sequences(); ++b) {
     if (problem.keys.length(b) >= key_chunk) return true;
