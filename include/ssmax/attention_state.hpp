@@ -86,6 +86,23 @@ struct RowStatistics {
   }
 };
 
+/// Optional results of reduce_heads, [heads]: statistics of each head over all its queries and batch entries.
+///
+/// | member | value | reads |
+/// |---|---|---|
+/// | largest | the largest `largest` | largest |
+/// | entropy | the mean entropy of rows that count | entropy, sum_of_squares |
+/// | effective_keys | the mean 1 / Σ p² of rows that count | sum_of_squares |
+///
+/// A row counts unless its Σ p² is 0: a row without visible keys, or with a sink of +inf, does not count. Without a row
+/// that counts, both means are 0, and `largest` is -inf without a visible key. NaN in a row makes its head NaN.
+template <class T>
+struct HeadStatistics {
+  View<T, 1> largest{},  ///< The maximum of max z.
+      entropy{},         ///< The mean of -Σ p·ln p.
+      effective_keys{};  ///< The mean of 1 / Σ p².
+};
+
 /// The results of attention over some keys, T = float or double.
 template <class T>
 struct AttentionResult {
@@ -183,7 +200,71 @@ void check_merged_result(const AttentionResult<T>& result, const char* out_name,
   check_no_overlap(function, "result.lse", result.lse, out_name, out);
 }
 
+/// Throws unless a result of reduce_heads fits the statistic of rows that it is made of.
+template <class T>
+void check_reduced(const char* name, const View<T, 1>& heads, const char* rows_name, const View<T, 3>& rows) {
+  const char* function = "reduce_heads";
+  check_output(function, name, heads);
+  check_view(function, rows_name, rows);
+  check_extent(function, name, heads, 0, rows_name, rows, 1);
+  check_no_overlap(function, name, heads, rows_name, rows);
+}
+
+/// Returns the mean of f(batch, row) over the rows of a head whose Σ p² is not 0.
+template <class T, class F>
+T mean_of_rows(const View<T, 3>& sum_of_squares, index_t head, const F& f) {
+  double sum = 0, count = 0;
+  for (index_t b = 0; b < sum_of_squares.extent(0); ++b) {
+    for (index_t i = 0; i < sum_of_squares.extent(2); ++i) {
+      if (sum_of_squares(b, head, i) == 0) continue;
+      sum += static_cast<double>(f(b, i));
+      ++count;
+    }
+  }
+  return static_cast<T>(count == 0 ? 0 : sum / count);
+}
+
 }  // namespace detail
+
+/// Writes the statistics of each head that are given in `heads`. The table of HeadStatistics has the formulas. Means
+/// are added in double and rounded once. A result may not overlap what it reads or another result. Throws
+/// std::invalid_argument before anything is written. Does not allocate.
+template <class T>
+void reduce_heads(const RowStatistics<T>& rows, const std::type_identity_t<HeadStatistics<T>>& heads) {
+  const char* function = "reduce_heads";
+  const View<T, 3>& squares = rows.sum_of_squares;
+  const bool has_largest = detail::is_given(heads.largest), has_entropy = detail::is_given(heads.entropy),
+             has_keys = detail::is_given(heads.effective_keys);
+  if (has_largest) detail::check_reduced("heads.largest", heads.largest, "rows.largest", rows.largest);
+  if (has_entropy) {
+    detail::check_reduced("heads.entropy", heads.entropy, "rows.entropy", rows.entropy);
+    detail::check_reduced("heads.entropy", heads.entropy, "rows.sum_of_squares", squares);
+    detail::check_same_extents(function, "rows.sum_of_squares", squares, "rows.entropy", rows.entropy);
+  }
+  if (has_keys)
+    detail::check_reduced("heads.effective_keys", heads.effective_keys, "rows.sum_of_squares", squares);
+  detail::check_no_overlap(function, "heads.largest", heads.largest, "heads.entropy", heads.entropy);
+  detail::check_no_overlap(function, "heads.largest", heads.largest, "heads.effective_keys",
+                           heads.effective_keys);
+  detail::check_no_overlap(function, "heads.entropy", heads.entropy, "heads.effective_keys",
+                           heads.effective_keys);
+  for (index_t h = 0; has_largest && h < heads.largest.extent(0); ++h) {
+    T top = -std::numeric_limits<T>::infinity();
+    for (index_t b = 0; b < rows.largest.extent(0); ++b) {
+      for (index_t i = 0; i < rows.largest.extent(2); ++i) {
+        const T z = rows.largest(b, h, i);
+        if (!(z <= top) && !std::isnan(top)) top = z;
+      }
+    }
+    heads.largest(h) = top;
+  }
+  for (index_t h = 0; has_entropy && h < heads.entropy.extent(0); ++h)
+    heads.entropy(h) =
+        detail::mean_of_rows(squares, h, [&](index_t b, index_t i) { return rows.entropy(b, h, i); });
+  for (index_t h = 0; has_keys && h < heads.effective_keys.extent(0); ++h)
+    heads.effective_keys(h) = detail::mean_of_rows(
+        squares, h, [&](index_t b, index_t i) { return 1 / static_cast<double>(squares(b, h, i)); });
+}
 
 /// Merges all of `others` into `into`, in their order. The result does not depend on the thread or the time at which
 /// a state was computed. `into` must not overlap the others.
