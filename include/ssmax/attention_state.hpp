@@ -103,6 +103,14 @@ struct HeadStatistics {
       effective_keys{};  ///< The mean of 1 / Σ p².
 };
 
+/// The gaps and the results of count_within_gaps (attention.hpp), T = float or double.
+template <class T>
+struct GapCounts {
+  KeptSpan<const T> gaps{};  ///< Each at least 0. Infinity counts all visible keys.
+  View<T, 3> largest{};      ///< [batch, heads, queries]: max z, as in RowStatistics.
+  View<T, 4> counts{};  ///< [gaps, batch, heads, queries]: the number of visible keys with z >= max z - gap.
+};
+
 /// The results of attention over some keys, T = float or double.
 template <class T>
 struct AttentionResult {
