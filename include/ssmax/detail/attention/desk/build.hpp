@@ -97,7 +97,7 @@ void build_call(const char* function, const AttentionArguments<A>& a, const Keys
                  .scaled_sinks = a.scaled_sinks,
                  .state = a.state,
                  .statistics = a.statistics};
-  call.problem.has_statistics = a.statistics.is_given();
+  call.problem.has_statistics = a.statistics.is_given() || a.state.has_statistics();
   call.facts = facts_of(a);
 }
 

@@ -40,6 +40,12 @@ class ForwardTask {
         const SoftmaxState<Compute> start = state_of(result.start, query.batch, query.head, row);
         state.shift[i] = *start.shift;
         state.sum[i] = *start.sum;
+        if (memory_.layout.has_statistics) {
+          const TileStatistics<Compute> to = memory_.layout.statistics_at(states, first + i),
+                                        from = statistics_of(result.start, query.batch, query.head, row);
+          *to.distances = *from.distances;
+          *to.squares = *from.squares;
+        }
         if constexpr (Memory::in_lanes) {
           memory_.in[i] = start.o;
         } else {
@@ -62,17 +68,11 @@ class ForwardTask {
       const SoftmaxState<Compute> total = layout.at(totals, first), chunk = layout.at(chunks, first);
       const index_t count = Memory::in_lanes ? layout.rows : count_;
       for (index_t i = 0; i < count; ++i) {
-        const Compute shift = total.shift[i], sum = total.sum[i];
+        if (layout.has_statistics) {
+          merge_statistics(layout.statistics_at(totals, first + i), layout.statistics_at(chunks, first + i),
+                           total.shift[i], total.sum[i], chunk.shift[i], chunk.sum[i]);
+        }
         merge_sums(total.shift[i], total.sum[i], chunk.shift[i], chunk.sum[i], factors[i], chunk_factors[i]);
-        if (!layout.has_statistics) continue;
-        const TileStatistics<Compute> to = layout.statistics_at(totals, first + i),
-                                      from = layout.statistics_at(chunks, first + i);
-        const Compute f = factors[i], g = chunk_factors[i], raised = total.shift[i];
-        *to.largest = std::max(*to.largest, *from.largest);
-        *to.smallest = std::min(*to.smallest, *from.smallest);
-        *to.distances = move_distances(*to.distances, sum, shift, raised, f) +
-                        move_distances(*from.distances, chunk.sum[i], chunk.shift[i], raised, g);
-        *to.squares = *to.squares * f * f + *from.squares * g * g;
       }
       memory_.merge_outputs(total.o, chunk.o, count, factors, chunk_factors);
     }
@@ -90,7 +90,8 @@ class ForwardTask {
         if constexpr (Memory::in_lanes) o = memory_.staged + i * memory_.pitch;
         const SoftmaxState<Compute> own{state.shift + i, state.sum + i, o};
         if (problem_.has_statistics) {
-          store_with_statistics(result, seen, own, memory_.layout.statistics_at(states, first + i), dv);
+          store_with_statistics(result, seen, problem_.state_row(seen.query), own,
+                                memory_.layout.statistics_at(states, first + i), dv);
         } else {
           store_result(result, seen, problem_.state_row(seen.query), own, dv);
         }
