@@ -82,14 +82,6 @@ void check_statistics(const char* function, const ForwardCall<A>& call, const K&
   });
 }
 
-/// Throws if statistics are given. `must` ends with "must be".
-template <class A>
-void check_has_no_statistics(const char* function, const RowStatistics<A>& statistics, const char* must) {
-  for_each_statistic(statistics, [&](const char* name, const View<A, 3>& view) {
-    fail_value(function, name, "has rows", view.extent(2), must, 0);
-  });
-}
-
 /// Throws if an output overlaps the memory of a source. Exception: a source without the member `memory` is not
 /// checked.
 template <class A>

@@ -87,7 +87,7 @@ void store_statistics(const Result<Compute>& result, const QueryRow& seen, index
           smallest = static_cast<Compute>(*of.smallest / unit);
   if (unit < 0) std::swap(largest, smallest);
   if (result.state.shift.data_handle() == nullptr) {
-    write_statistics(result.statistics, {seen.entry(), query.head, seen.row()},
+    write_statistics(result.statistics, {seen.entry(), query.head - result.out.first_head(), seen.row()},
                      normalizer_of(result, seen, *state.shift, *state.sum).factor, *state.sum,
                      {&largest, &smallest, of.distances, of.squares});
     return;
