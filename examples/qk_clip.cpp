@@ -1,8 +1,6 @@
 // docs/training.md shows this function: QK-clip of Kimi K2 (arXiv:2507.20534, section 2.1) by the largest logit of each
 // head. The program clips the weights of a layer and calls attention again.
-#include <algorithm>
 #include <cmath>
-#include <limits>
 #include <span>
 #include <ssmax/ssmax.hpp>
 #include <vector>
@@ -13,19 +11,14 @@
 using namespace ssmax;
 
 // After a step of the optimizer: multiplies each head's projections of q and k by √γ with γ = min(1, limit / largest
-// logit). `largest` is [batch, head, position]: the statistic of the forward. wq and wk are [head][numbers of a head].
-void clip_logits(View<const float, 3> largest, float limit, std::span<float> wq, std::span<float> wk) {
-  const index_t heads = largest.extent(1), size = std::ssize(wq) / heads;
-  for (index_t head = 0; head < heads; ++head) {
-    float top = -std::numeric_limits<float>::infinity();
-    for (index_t batch = 0; batch < largest.extent(0); ++batch) {
-      for (index_t i = 0; i < largest.extent(2); ++i) top = std::max(top, largest(batch, head, i));
-    }
-    if (top <= limit) continue;
-    for (index_t i = head * size; i < (head + 1) * size; ++i) {
-      wq[static_cast<std::size_t>(i)] *= std::sqrt(limit / top);
-      wk[static_cast<std::size_t>(i)] *= std::sqrt(limit / top);
-    }
+// logit). `largest` has the largest logit of each head. wq and wk are [head][numbers of a head].
+void clip_logits(std::span<const float> largest, float limit, std::span<float> wq, std::span<float> wk) {
+  const std::size_t size = wq.size() / largest.size();
+  for (std::size_t head = 0; head < largest.size(); ++head) {
+    if (largest[head] <= limit) continue;
+    const float factor = std::sqrt(limit / largest[head]);
+    for (float& weight : wq.subspan(head * size, size)) weight *= factor;
+    for (float& weight : wk.subspan(head * size, size)) weight *= factor;
   }
 }
 
@@ -56,14 +49,6 @@ std::vector<float> project(const std::vector<float>& x, const std::vector<float>
   return result;
 }
 
-/// Returns the largest logit of each head.
-std::vector<float> largest_logits(const std::vector<float>& largest) {
-  std::vector<float> result;
-  for (auto row = largest.begin(); row != largest.end(); row += kLength)
-    result.push_back(*std::max_element(row, row + kLength));
-  return result;
-}
-
 }  // namespace
 
 int main() {
@@ -73,6 +58,7 @@ int main() {
   std::vector<float> wq = random_numbers(kHeads * kInputs * kWidth, random), wk = wq, v = project(x, wk),
                      out(v), largest(kHeads * kLength);
   for (float& weight : std::span(wk).first(kInputs * kWidth)) weight *= 0.01f;  // head 0 has small logits
+  std::vector<float> heads(kHeads);
   const View<float, 3> rows(largest.data(), {1, kHeads, kLength});
   const auto forward = [&] {
     const std::vector<float> q = project(x, wq), k = project(x, wk);
@@ -82,11 +68,12 @@ int main() {
                .out = {out.data(), {1, kHeads, kLength, kWidth}},
                .statistics = {.largest = rows}},
               Causal{});
-    return largest_logits(largest);
+    reduce_heads<float>({.largest = rows}, {.largest = heads});
+    return heads;
   };
   const float limit = 20;
   const std::vector<float> before = forward();
-  clip_logits(rows, limit, wq, wk);
+  clip_logits(before, limit, wq, wk);
   const std::vector<float> after = forward();
   check.holds("a head below the limit is unchanged", before[0] < limit && after[0] == before[0]);
   for (const std::size_t head : {1u, 2u}) {

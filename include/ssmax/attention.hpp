@@ -183,6 +183,7 @@
 
 #include "attention_arguments.hpp"
 #include "detail/attention/desk/build.hpp"
+#include "detail/attention/desk/gap_counts.hpp"
 #include "detail/attention/desk/mistakes.hpp"
 #include "detail/attention/desk/policies.hpp"
 #include "detail/attention/desk/user_variant.hpp"
@@ -213,6 +214,65 @@ requires(detail::is_call<A, P...>()) void attention(const std::type_identity_t<A
 }
 
 SSMAX_MISTAKES_OF(attention, const std::type_identity_t<AttentionArguments<detail::ComputeOr<A>>>&)
+
+/// Counts the visible keys within gaps of each query's largest logit. z is a logit after the score function and before
+/// the multiplier c, as in RowStatistics.
+///
+///     largest(b, h, i) = max_j z_j        counts(g, b, h, i) = number of visible keys j with z_j >= largest - gaps[g]
+///
+///     count_within_gaps({.q = q, .keys = cache}, {.gaps = gaps, .largest = largest, .counts = counts}, Causal{});
+///
+/// Reads q, the keys and the options of `a`, over views or a source. Reads the mask, the score and the executor. The
+/// members v, out, lse, sinks, dropout and statistics may be given and have no effect. The scaling has no effect
+/// either, because c does not change z.
+///
+/// Computes the logits once for `largest` and once per gap, each time with the same bits. So the largest key counts for
+/// each gap, and a gap of 0 counts the keys that are equal to it. The difference `largest` - gap is rounded to A. z has
+/// the errors of RowStatistics. Without a score function, attention may round z in another order.
+///
+/// | query | largest | counts |
+/// |---|---|---|
+/// | no key is visible | -inf | 0 |
+/// | a visible z is NaN or above the range of A | NaN | NaN |
+/// | a z of -inf, or below the range of A | as masked | as masked |
+/// | at least 2^23 keys count, in float | exact | rounded |
+///
+/// Throws std::invalid_argument before anything is written: as attention, for a `state`, and for a gap that is NaN or
+/// below 0. The results must not overlap each other, q, the keys or the gaps. Source: arXiv:2605.12697.
+template <class A = float, class... P>
+requires(detail::is_call<A, P...>()) void count_within_gaps(
+    const std::type_identity_t<AttentionArguments<A>>& a, const std::type_identity_t<GapCounts<A>>& to,
+    P&&... policies) {
+  const char* function = "count_within_gaps";
+  const detail::Policies<P...> given(policies...);
+  const auto& score = detail::kept_score(given.score);
+  using M = std::remove_cvref_t<decltype(given.mask)>;
+  using C = std::remove_cvref_t<decltype(score)>;
+  detail::check_gap_counts<A>(function, a, to);
+  AttentionArguments<A> logits = detail::without_values(a);
+  const auto run = [&](const shared::Variant<A>& variant, const RowStatistics<A>& statistics) {
+    logits.statistics = statistics;
+    shared::ForwardCall<A> call{};
+    detail::build_call(function, logits, a.keys, call);
+    call.problem.keys.leave_out_values();
+    call.facts.has_mask = given.has_mask;
+    compiled::open_call(call, variant);
+    a.q.functions()->run(call.problem, variant, call.result, a.workspace, given.executor);
+  };
+  run(detail::LogitVariant<A, M, C>(detail::unit_of_log2, given.mask, score), {.largest = to.largest});
+  const auto [batch, heads, queries] = to.largest.extents();
+  for (index_t g = 0; g < std::ssize(to.gaps); ++g) {
+    const View<A, 4>& all = to.counts;
+    const View<A, 3> counts(all.data_handle() + g * all.stride(0), {batch, heads, queries},
+                            {all.stride(1), all.stride(2), all.stride(3)});
+    const A gap = to.gaps[static_cast<std::size_t>(g)];
+    run(detail::GapVariant<A, M, C>(given.mask, score, to.largest, gap), {.sum_of_squares = counts});
+    detail::invert_counts(counts, to.largest);
+  }
+}
+
+SSMAX_MISTAKES_OF(count_within_gaps, const std::type_identity_t<AttentionArguments<detail::ComputeOr<A>>>&,
+                  const std::type_identity_t<GapCounts<detail::ComputeOr<A>>>&)
 
 SSMAX_END
 /// @}

@@ -187,7 +187,7 @@ struct AttentionArguments {
   /// Output in place of out and lse: the state of every query, to be merged with states over other keys. The views k
   /// and v hold keys [first_key, first_key + k.extent(2)) of all_keys. The view q holds queries [first_query,
   /// first_query + q.extent(2)) of all_queries.
-  AttentionState<A> state{};
+  detail::StateOption<A> state{};
   /// If true, the call continues from `state`, which holds the result for the keys before first_key. If every
   /// first_key is a multiple of 1024, a chain of such calls is bit-identical to one call over all keys.
   bool continues = false;

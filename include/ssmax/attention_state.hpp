@@ -25,11 +25,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numbers>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include "detail/checks/sinks.hpp"
 #include "detail/checks/views.hpp"
@@ -45,6 +47,8 @@ SSMAX_BEGIN_SHARED
 
 template <class Compute>
 struct StatisticsOption;
+template <class Compute>
+struct StateOption;
 
 SSMAX_END
 /// @endcond
@@ -55,11 +59,30 @@ SSMAX_BEGIN_DATA
 
 /// A state over some keys. For each query, Σ exp(c·z) = 2^shift·sum and Σ exp(c·z)·v = 2^shift·o. If no key is
 /// visible to a query, its shift is -inf and its sum and o are 0.
+///
+/// Statistics are optional: you give all four or leave all out. With w = 2^(c·log2(e)·z - shift), the weight before the
+/// division by the sum, distances is Σ w·(c·log2(e)·z - shift) and squares is Σ w². Without a visible key, they are 0,
+/// largest is -inf and smallest is +inf. If sum is NaN, they are any numbers, and finish writes NaN.
 template <class T>
 struct AttentionState {
-  View<T, 3> shift{},  ///< [batch, heads, queries].
-      sum{};           ///< [batch, heads, queries].
-  View<T, 4> o{};      ///< [batch, heads, queries, dv].
+  View<T, 3> shift{},    ///< [batch, heads, queries].
+      sum{};             ///< [batch, heads, queries].
+  View<T, 4> o{};        ///< [batch, heads, queries, dv].
+  View<T, 3> largest{},  ///< [batch, heads, queries]: max z, for RowStatistics.
+      smallest{},        ///< [batch, heads, queries]: min z.
+      distances{},       ///< [batch, heads, queries]: for the entropy.
+      squares{};         ///< [batch, heads, queries]: for the sum of squares.
+
+  /// Returns whether a statistic is given.
+  [[nodiscard]] SSMAX_INLINE constexpr bool has_statistics() const {
+    return largest.data_handle() != nullptr || smallest.data_handle() != nullptr ||
+           distances.data_handle() != nullptr || squares.data_handle() != nullptr;
+  }
+  /// @cond
+  SSMAX_INLINE constexpr operator shared::StateOption<T>() const {
+    return {shift, sum, o, largest, smallest, distances, squares};
+  }
+  /// @endcond
 };
 
 /// Optional outputs of attention: statistics of each query over its visible keys, [batch, heads, queries]. z is a logit
@@ -102,6 +125,31 @@ struct RowStatistics {
   /// @endcond
 };
 
+/// Optional results of reduce_heads, [heads]: statistics of each head over all its queries and batch entries.
+///
+/// | member | value | reads |
+/// |---|---|---|
+/// | largest | the largest `largest` | largest |
+/// | entropy | the mean entropy of rows that count | entropy, sum_of_squares |
+/// | effective_keys | the mean 1 / Σ p² of rows that count | sum_of_squares |
+///
+/// A row counts unless its Σ p² is 0: a row without visible keys, or with a sink of +inf, does not count. Without a row
+/// that counts, both means are 0, and `largest` is -inf without a visible key. NaN in a row makes its head NaN.
+template <class T>
+struct HeadStatistics {
+  View<T, 1> largest{},  ///< The maximum of max z.
+      entropy{},         ///< The mean of -Σ p·ln p.
+      effective_keys{};  ///< The mean of 1 / Σ p².
+};
+
+/// The gaps and the results of count_within_gaps (attention.hpp), T = float or double.
+template <class T>
+struct GapCounts {
+  KeptSpan<const T> gaps{};  ///< Each at least 0. Infinity counts all visible keys.
+  View<T, 3> largest{};      ///< [batch, heads, queries]: max z, as in RowStatistics.
+  View<T, 4> counts{};  ///< [gaps, batch, heads, queries]: the number of visible keys with z >= max z - gap.
+};
+
 /// The results of attention over some keys, T = float, double, half or bfloat16.
 template <class T>
 struct AttentionResult {
@@ -119,61 +167,123 @@ namespace detail {
 
 /// The names of the tensors of a state in error messages.
 struct StateNames {
-  const char *shift, *sum, *o;
+  const char *shift, *sum, *o, *largest, *smallest, *distances, *squares;
 };
+inline constexpr StateNames names_of_state{"state.shift",   "state.sum",      "state.o",
+                                           "state.largest", "state.smallest", "state.distances",
+                                           "state.squares"};
+
+/// Calls f(name, view) for shift and sum of a state and, if one is given, for its statistics.
+template <class T, class F>
+void for_each_row_number(const StateNames& names, const AttentionState<T>& state, const F& f) {
+  f(names.shift, state.shift);
+  f(names.sum, state.sum);
+  if (!is_given(state.largest) && !is_given(state.smallest) && !is_given(state.distances) &&
+      !is_given(state.squares))
+    return;
+  f(names.largest, state.largest);
+  f(names.smallest, state.smallest);
+  f(names.distances, state.distances);
+  f(names.squares, state.squares);
+}
 
 template <class T>
 void check_state(const char* function, const StateNames& names, const AttentionState<T>& state) {
   check_output(function, names.o, state.o);
-  check_output(function, names.shift, state.shift);
-  check_output(function, names.sum, state.sum);
-  for (int i = 0; i < 3; ++i) {
-    check_extent(function, names.shift, state.shift, i, names.o, state.o, i);
-    check_extent(function, names.sum, state.sum, i, names.o, state.o, i);
-  }
+  for_each_row_number(names, state, [&](const char* name, const View<T, 3>& view) {
+    check_output(function, name, view);
+    for (int i = 0; i < 3; ++i) check_extent(function, name, view, i, names.o, state.o, i);
+  });
+}
+
+/// Throws if an output overlaps a tensor of a state. Exception: another tensor with the same name may be the output.
+template <class T, int Rank>
+void check_no_overlap_with_state(const char* function, const char* name, const View<T, Rank>& out,
+                                 const StateNames& names, const AttentionState<T>& state) {
+  check_no_overlap(function, name, out, names.o, state.o);
+  for_each_row_number(names, state, [&](const char* other_name, const View<T, 3>& other) {
+    if (name != other_name) check_no_overlap(function, name, out, other_name, other);
+  });
 }
 
 /// Throws if the tensors of a state overlap.
 template <class T>
 void check_no_overlap_of_parts(const char* function, const StateNames& names,
                                const AttentionState<T>& state) {
-  check_no_overlap(function, names.sum, state.sum, names.shift, state.shift);
-  check_no_overlap(function, names.shift, state.shift, names.o, state.o);
-  check_no_overlap(function, names.sum, state.sum, names.o, state.o);
-}
-
-/// Throws if an output overlaps a tensor of a state.
-template <class T, int Rank>
-void check_no_overlap_with_state(const char* function, const char* name, const View<T, Rank>& out,
-                                 const StateNames& names, const AttentionState<T>& state) {
-  check_no_overlap(function, name, out, names.o, state.o);
-  check_no_overlap(function, name, out, names.shift, state.shift);
-  check_no_overlap(function, name, out, names.sum, state.sum);
+  for_each_row_number(names, state, [&](const char* name, const View<T, 3>& view) {
+    check_no_overlap_with_state(function, name, view, names, state);
+  });
 }
 
 template <class T>
 void check_merge(const AttentionState<T>& into, const AttentionState<T>& other) {
   const char* function = "merge";
-  const StateNames names{"into.shift", "into.sum", "into.o"};
-  const StateNames other_names{"other.shift", "other.sum", "other.o"};
+  constexpr StateNames names{"into.shift",    "into.sum",       "into.o",      "into.largest",
+                             "into.smallest", "into.distances", "into.squares"};
+  constexpr StateNames other_names{"other.shift",    "other.sum",       "other.o",      "other.largest",
+                                   "other.smallest", "other.distances", "other.squares"};
   check_state(function, names, into);
   check_state(function, other_names, other);
   check_same_extents(function, "other.o", other.o, "into.o", into.o);
+  if (into.has_statistics() != other.has_statistics()) {
+    fail_format("ssmax::%s: %s has statistics, %s has not: give both or neither", function,
+                into.has_statistics() ? "into" : "other", into.has_statistics() ? "other" : "into");
+  }
   check_no_overlap_of_parts(function, names, into);
   check_no_overlap_with_state(function, names.o, into.o, other_names, other);
-  check_no_overlap_with_state(function, names.shift, into.shift, other_names, other);
-  check_no_overlap_with_state(function, names.sum, into.sum, other_names, other);
+  for_each_row_number(names, into, [&](const char* name, const View<T, 3>& view) {
+    check_no_overlap_with_state(function, name, view, other_names, other);
+  });
+}
+
+/// Calls f(name, view) for the statistics that are given.
+template <class T, class F>
+void for_each_statistic(const RowStatistics<T>& statistics, const F& f) {
+  const std::pair<const char*, const View<T, 3>*> all[] = {
+      {"statistics.largest", &statistics.largest},
+      {"statistics.smallest", &statistics.smallest},
+      {"statistics.sum_of_squares", &statistics.sum_of_squares},
+      {"statistics.entropy", &statistics.entropy}};
+  for (const auto& [name, view] : all) {
+    if (is_given(*view)) f(name, *view);
+  }
 }
 
 template <class T>
-AttentionState<T> addressable(const AttentionState<T>& state) {
-  return {.shift = state.shift, .sum = state.sum, .o = addressable(state.o)};
+AttentionState<T> addressable(AttentionState<T> state) {
+  state.o = addressable(state.o);
+  return state;
 }
 
 /// Returns the state of one query.
 template <class T>
 SoftmaxState<T> state_of(const AttentionState<T>& state, index_t batch, index_t head, index_t row) {
   return {&state.shift(batch, head, row), &state.sum(batch, head, row), row_of(state.o, batch, head, row)};
+}
+
+/// Returns the statistics in the state of one query. Bounds are those of z. Requires a state with statistics.
+template <class T>
+TileStatistics<T> statistics_of(const AttentionState<T>& state, index_t batch, index_t head, index_t row) {
+  return {&state.largest(batch, head, row), &state.smallest(batch, head, row),
+          &state.distances(batch, head, row), &state.squares(batch, head, row)};
+}
+
+/// Writes the statistics of one query, whose bounds are those of z. With p = g·w and g = Normalizer::factor:
+///
+///     Σ p² = g²·Σ w²    -Σ p·ln p = -g·ln 2·Σ w·(x - shift) - g·ln g·Σ w
+template <class T>
+void write_statistics(const RowStatistics<T>& to, const std::array<index_t, 3>& at, double g, T sum,
+                      const TileStatistics<T>& of) {
+  const auto write = [&](const View<T, 3>& view, double value) {
+    if (view.data_handle() != nullptr) view(at[0], at[1], at[2]) = static_cast<T>(value);
+  };
+  double entropy = 0;
+  if (g != 0) entropy = std::max(-g * (std::numbers::ln2 * *of.distances + std::log(g) * sum), 0.0);
+  const bool is_nan = std::isnan(sum);
+  write(to.largest, is_nan ? sum : *of.largest);
+  write(to.smallest, is_nan ? sum : *of.smallest);
+  write(to.sum_of_squares, g == 0 ? 0 : g * g * *of.squares);
+  write(to.entropy, is_nan ? sum : entropy);
 }
 
 /// Merges without checks. Both states are addressable.
@@ -183,6 +293,10 @@ void merge_state(const AttentionState<T>& into, const AttentionState<T>& other) 
   for (index_t b = 0; b < into.o.extent(0); ++b) {
     for (index_t h = 0; h < into.o.extent(1); ++h) {
       for (index_t i = 0; i < into.o.extent(2); ++i) {
+        if (into.has_statistics()) {
+          merge_statistics(statistics_of(into, b, h, i), statistics_of(other, b, h, i), into.shift(b, h, i),
+                           into.sum(b, h, i), other.shift(b, h, i), other.sum(b, h, i));
+        }
         merge_row(state_of(into, b, h, i), state_of(other, b, h, i), dv);
       }
     }
@@ -218,7 +332,71 @@ void merge_results(const T* first, A factor, const T* second, A other_factor, in
   }
 }
 
+/// Throws unless a result of reduce_heads fits the statistic of rows that it is made of.
+template <class T>
+void check_reduced(const char* name, const View<T, 1>& heads, const char* rows_name, const View<T, 3>& rows) {
+  const char* function = "reduce_heads";
+  check_output(function, name, heads);
+  check_view(function, rows_name, rows);
+  check_extent(function, name, heads, 0, rows_name, rows, 1);
+  check_no_overlap(function, name, heads, rows_name, rows);
+}
+
+/// Returns the mean of f(batch, row) over the rows of a head whose Σ p² is not 0.
+template <class T, class F>
+T mean_of_rows(const View<T, 3>& sum_of_squares, index_t head, const F& f) {
+  double sum = 0, count = 0;
+  for (index_t b = 0; b < sum_of_squares.extent(0); ++b) {
+    for (index_t i = 0; i < sum_of_squares.extent(2); ++i) {
+      if (sum_of_squares(b, head, i) == 0) continue;
+      sum += static_cast<double>(f(b, i));
+      ++count;
+    }
+  }
+  return static_cast<T>(count == 0 ? 0 : sum / count);
+}
+
 }  // namespace detail
+
+/// Writes the statistics of each head that are given in `heads`. The table of HeadStatistics has the formulas. Means
+/// are added in double and rounded once. A result may not overlap what it reads or another result. Throws
+/// std::invalid_argument before anything is written. Does not allocate.
+template <class T>
+void reduce_heads(const RowStatistics<T>& rows, const std::type_identity_t<HeadStatistics<T>>& heads) {
+  const char* function = "reduce_heads";
+  const View<T, 3>& squares = rows.sum_of_squares;
+  const bool has_largest = detail::is_given(heads.largest), has_entropy = detail::is_given(heads.entropy),
+             has_keys = detail::is_given(heads.effective_keys);
+  if (has_largest) detail::check_reduced("heads.largest", heads.largest, "rows.largest", rows.largest);
+  if (has_entropy) {
+    detail::check_reduced("heads.entropy", heads.entropy, "rows.entropy", rows.entropy);
+    detail::check_reduced("heads.entropy", heads.entropy, "rows.sum_of_squares", squares);
+    detail::check_same_extents(function, "rows.sum_of_squares", squares, "rows.entropy", rows.entropy);
+  }
+  if (has_keys)
+    detail::check_reduced("heads.effective_keys", heads.effective_keys, "rows.sum_of_squares", squares);
+  detail::check_no_overlap(function, "heads.largest", heads.largest, "heads.entropy", heads.entropy);
+  detail::check_no_overlap(function, "heads.largest", heads.largest, "heads.effective_keys",
+                           heads.effective_keys);
+  detail::check_no_overlap(function, "heads.entropy", heads.entropy, "heads.effective_keys",
+                           heads.effective_keys);
+  for (index_t h = 0; has_largest && h < heads.largest.extent(0); ++h) {
+    T top = -std::numeric_limits<T>::infinity();
+    for (index_t b = 0; b < rows.largest.extent(0); ++b) {
+      for (index_t i = 0; i < rows.largest.extent(2); ++i) {
+        const T z = rows.largest(b, h, i);
+        if (!(z <= top) && !std::isnan(top)) top = z;
+      }
+    }
+    heads.largest(h) = top;
+  }
+  for (index_t h = 0; has_entropy && h < heads.entropy.extent(0); ++h)
+    heads.entropy(h) =
+        detail::mean_of_rows(squares, h, [&](index_t b, index_t i) { return rows.entropy(b, h, i); });
+  for (index_t h = 0; has_keys && h < heads.effective_keys.extent(0); ++h)
+    heads.effective_keys(h) = detail::mean_of_rows(
+        squares, h, [&](index_t b, index_t i) { return 1 / static_cast<double>(squares(b, h, i)); });
+}
 
 /// Merges all of `others` into `into`, in their order. The result does not depend on the thread or the time at which
 /// a state was computed. `into` must not overlap the others.
@@ -285,18 +463,21 @@ void merge(const std::type_identity_t<AttentionResult<const T>>& first,
 }
 
 /// Writes out = o / sum and, unless lse is `View{}`, lse = ln Σ exp(c·z). With sinks, adds one sink per head to the
-/// denominator. `out` may be the memory of state.o.
+/// denominator. Writes the statistics that are given: they require a state with statistics. `out` may be the memory of
+/// state.o.
 template <class T>
 void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out,
-            std::type_identity_t<View<T, 3>> lse = {}, std::span<const std::type_identity_t<T>> sinks = {}) {
+            std::type_identity_t<View<T, 3>> lse = {}, std::span<const std::type_identity_t<T>> sinks = {},
+            const std::type_identity_t<RowStatistics<T>>& statistics = {}) {
   const char* function = "finish";
-  const detail::StateNames names{"state.shift", "state.sum", "state.o"};
+  const detail::StateNames& names = detail::names_of_state;
   detail::check_state(function, names, state);
   detail::check_output(function, "out", out);
   detail::check_same_extents(function, "out", out, "state.o", state.o);
   detail::check_in_place_or_no_overlap(function, "out", out, "state.o", View<const T, 4>(state.o));
-  detail::check_no_overlap(function, "out", out, "state.shift", state.shift);
-  detail::check_no_overlap(function, "out", out, "state.sum", state.sum);
+  detail::for_each_row_number(names, state, [&](const char* name, const View<T, 3>& view) {
+    detail::check_no_overlap(function, "out", out, name, view);
+  });
   const bool wants_lse = detail::is_given(lse);
   if (wants_lse) {
     detail::check_output(function, "lse", lse);
@@ -305,6 +486,20 @@ void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out
     detail::check_no_overlap_with_state(function, "lse", lse, names, state);
   }
   detail::check_sinks(function, sinks, out, lse);
+  detail::for_each_statistic(statistics, [&](const char* name, const View<T, 3>& view) {
+    detail::check_output(function, name, view);
+    detail::check_same_extents(function, name, view, "state.sum", state.sum);
+    detail::check_no_overlap(function, name, view, "out", out);
+    detail::check_no_overlap(function, name, view, "lse", lse);
+    detail::check_no_overlap(function, name, view, "sinks", View<const T, 1>(sinks));
+    detail::check_no_overlap_with_state(function, name, view, names, state);
+    detail::for_each_statistic(statistics, [&](const char* other_name, const View<T, 3>& other) {
+      if (name != other_name) detail::check_no_overlap(function, name, view, other_name, other);
+    });
+    if (!state.has_statistics())
+      detail::fail_value(function, name, "has rows", view.extent(2), "the state has no statistics: must be",
+                         0);
+  });
   const View<T, 4> from = detail::addressable(state.o), to = detail::addressable(out);
   for (index_t b = 0; b < out.extent(0); ++b) {
     for (index_t h = 0; h < out.extent(1); ++h) {
@@ -319,6 +514,10 @@ void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out
                                                           static_cast<T>(normalizer.factor),
                                                           detail::row_of(to, b, h, i));
         if (wants_lse) lse(b, h, i) = static_cast<T>(normalizer.lse());
+        if (state.has_statistics() && statistics.is_given()) {
+          detail::write_statistics(statistics, {b, h, i}, normalizer.factor, state.sum(b, h, i),
+                                   detail::statistics_of(state, b, h, i));
+        }
       }
     }
   }

@@ -127,11 +127,11 @@ requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const La
   });
   auto agreement = detail::agreement_of<decltype(variant)>(call, call.key_shape());
   agreement.add("a result of scaling, mask or score", facts.fingerprint);
-  agreement.add_if(a.q.extent(2) > 0, "the presence of lse", detail::is_given(a.lse) ? 1 : 0);
+  agreement.add_if(a.q.extent(2) > 0, "the presence of lse, or of a statistic", detail::given_numbers(a));
   agreement.settle(comm, complaint);
   if (comm.ranks() == 1) return ssmax::attention<A>(a, policies...);
   detail::compare_and_exchange(call, variant, [&] {
-    if (layout.is_by_heads()) return detail::forward_by_heads<A>(call, agreement.last_agreed() != 0);
+    if (layout.is_by_heads()) return detail::forward_by_heads<A>(call, agreement.last_agreed());
     detail::ring_forward<A>(call,
                             detail::Pieces(comm, layout, detail::travel_unit(call.key_bytes()), facts.seen));
   });
@@ -146,7 +146,7 @@ requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const La
 ///
 /// key_position must be 0. Exception: with rotate_source_keys it may differ. `out` and `lse` must not overlap q and
 /// the memory of the cache. Memory: the states of all chunks of 1024 keys, batch·heads·queries·(dv + 2) numbers per
-/// chunk.
+/// chunk, with statistics (dv + 6).
 template <class A = float, class... P>
 requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const Layout& layout, index_t length,
                                                     const std::type_identity_t<AttentionArguments<A>>& a,
@@ -170,6 +170,7 @@ requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const La
   agreement.add("the type that the cache stores", detail::fingerprint_of_storage(a.keys, cache));
   agreement.add("length", length);
   agreement.add("the number of positions of q", a.q.extent(2));
+  agreement.add("the presence of statistics", a.statistics.functions() != nullptr ? 1 : 0);
   agreement.add("a result of scaling, mask or score", fingerprint);
   agreement.settle(comm, complaint);
   if (shape.rows() == 0) return;

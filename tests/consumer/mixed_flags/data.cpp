@@ -39,7 +39,8 @@ void use_data() {
   use(AttentionState<float>{rows, rows, view}), use(KeyRun<float>{}), use(Lanes<float>(numbers.data(), 1)),
       use(PlacedLanes<float>(Lanes<float>(numbers.data(), 1), numbers.data(), 0, nullptr, 0)),
       use(QkvViews<float>{}), use(KeptSpan<const float>(numbers)), use(AttentionResult<float>{view, rows}),
-      use(AttentionResult<half>{}), use(Dropout{}), use(RowStatistics<float>{}), use(RaggedRows(ends));
+      use(AttentionResult<half>{}), use(Dropout{}), use(RowStatistics<float>{}), use(HeadStatistics<float>{}),
+      use(GapCounts<float>{}), use(RaggedRows(ends));
   for (const index_t end : Integers(ends)) use(end), use(KeptIntegers(ends).back());
 
   use(Full{}), use(Causal{}), use(CausalTopLeft{}), use(Chunks(8)), use(Lengths(ends)), use(SlidingWindow(1)),

@@ -14,6 +14,7 @@ Problem<A> make_problem(const char* function, const InputRows<A>& q, const AnyKe
                         const Options& options) {
   Problem<A> problem{.keys = keys};
   build_problem(function, q, options, problem);
+  if constexpr (requires { options.statistics; }) problem.statistics = options.statistics.functions();
   problem.q.make_addressable();
   return problem;
 }
@@ -24,14 +25,15 @@ ViewKeys<A> keys_in(const StoredTensor<A>& k, const StoredTensor<A>& v, index_t 
   return {addressable<Rows>(k), addressable<Rows>(v), k.functions(), v.functions(), all, first, {}};
 }
 
-/// Returns a result that is normalized. out and lse hold the heads from `first_head` on.
+/// Returns a result that is normalized. out, lse and the statistics of `options` hold the heads from `first_head` on.
 template <class A, class Options>
 Result<A> make_result(const OutputRows<A>& out, const View<A, 3>& lse, const Options& options,
                       index_t first_head = 0) {
   return {.out = from_head(addressable(out), first_head),
           .lse = {lse, first_head},
           .sinks = options.sinks,
-          .scaled_sinks = options.scaled_sinks};
+          .scaled_sinks = options.scaled_sinks,
+          .statistics = options.statistics.views()};
 }
 
 /// Returns the problem of a checked backward pass. `forward` is the problem of the queries and heads in the rows of `a`

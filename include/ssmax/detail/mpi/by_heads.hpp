@@ -13,9 +13,32 @@
 
 SSMAX_BEGIN_DETAIL
 
+/// Calls f(member) for the statistics whose bits are set in `given`.
+template <class A, class F>
+void for_each_given(std::int64_t given, const F& f) {
+  constexpr std::array all{&StatisticsOption<A>::largest, &StatisticsOption<A>::smallest,
+                           &StatisticsOption<A>::sum_of_squares, &StatisticsOption<A>::entropy};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if ((given >> i & 1) != 0) f(all[i]);
+  }
+}
+
+/// Returns a number whose lowest bit says whether lse is given. The next bits say the same of each statistic.
+template <class A>
+std::int64_t given_numbers(const AttentionArguments<A>& a) {
+  const RowStatistics<A> statistics = a.statistics.views();
+  std::int64_t given = 0;
+  for (const View<A, 3>& numbers :
+       {statistics.entropy, statistics.sum_of_squares, statistics.smallest, statistics.largest, a.lse})
+    given = 2 * given + (is_given(numbers) ? 1 : 0);
+  return given;
+}
+
 /// The arrays of WholeHeads in addition to q, k, v and out.
 struct WantedArrays {
-  bool lse = false, gradients = false, dlse = false;
+  bool lse = false;
+  std::int64_t statistics = 0;  // their bits
+  bool gradients = false, dlse = false;
   index_t kept_rows = 0, sums_of_row = 0;  // of KeptSums. The rows are the queries of all rounds
 };
 
@@ -40,6 +63,10 @@ struct WholeHeads {
     };
     place(a.q, group), place(a.k, 1), place(a.v, 1), place(a.out, group);
     if (wanted.lse) place_numbers(a.lse);
+    if constexpr (requires { a.statistics; }) {
+      a.statistics = {};
+      for_each_given<A>(wanted.statistics, [&](auto member) { place_numbers(a.statistics.*member); });
+    }
     if (!wanted.gradients) return;
     place(g.dout, group), place(g.dq, group), place(g.dk, 1), place(g.dv, 1);
     if (wanted.dlse) place_numbers(g.dlse);
@@ -62,15 +89,18 @@ Rows as_rows(const View<X, 3>& numbers) {
 template <class A, class Arguments, class V>
 Problem<A> problem_of_heads(const RankCall<A, Arguments, V>& call, const WholeHeads<A, Arguments>& whole,
                             const ViewKeys<A>& keys, index_t first) {
-  return heads_among(make_problem<A>(call.function, whole.a.q, AnyKeys<A>(keys), call.a), first,
+  return heads_among(make_problem<A>(call.function, whole.a.q, AnyKeys<A>(keys), whole.a), first,
                      call.shape().heads);
 }
 
-/// Collective. `has_lse` must be equal on all ranks.
+/// Collective. `numbers`, as given_numbers returns them, must be equal on all ranks.
 template <class A>
-void forward_by_heads(const AttentionOverRanks<A>& call, bool has_lse) {
+void forward_by_heads(const AttentionOverRanks<A>& call, std::int64_t numbers) {
   using Whole = WholeHeads<A, AttentionArguments<A>>;
-  const auto whole = reserve_on_all<Whole>(call, call, AttentionGradients<A>(), WantedArrays{.lse = has_lse});
+  const bool has_lse = (numbers & 1) != 0;
+  const std::int64_t statistics = numbers / 2;
+  const auto whole = reserve_on_all<Whole>(call, call, AttentionGradients<A>(),
+                                           WantedArrays{.lse = has_lse, .statistics = statistics});
   HeadExchange exchange(call.comm, call.layout, call.key_shape().kv_heads);
   for (index_t round = 0; round < exchange.rounds(); ++round) {
     exchange.gather(call.a.q, whole.a.q, round);
@@ -81,11 +111,14 @@ void forward_by_heads(const AttentionOverRanks<A>& call, bool has_lse) {
       const ViewKeys<A> keys = keys_in(whole.a.k, whole.a.v, call.layout.positions());
       call.a.q.functions()->run(
           problem_of_heads(call, whole, keys, first), call.variant,
-          make_result<A>(whole.a.out, has_lse ? whole.a.lse : View<A, 3>(), call.a, first),
+          make_result<A>(whole.a.out, has_lse ? whole.a.lse : View<A, 3>(), whole.a, first),
           &call.comm.scratch(), call.executor);
     }
     exchange.scatter(whole.a.out, call.a.out, round);
     if (has_lse) exchange.scatter(as_rows(whole.a.lse), as_rows(call.a.lse), round);
+    for_each_given<A>(statistics, [&](auto member) {
+      exchange.scatter(as_rows(whole.a.statistics.*member), as_rows(call.a.statistics.*member), round);
+    });
   }
 }
 

@@ -39,8 +39,6 @@ void check_members(const char* function, const Arguments& a) {
   check_is_whole(function, facts_of(a), "over ranks it must be");
   if constexpr (requires { a.state; }) {
     if (has_state(a.state)) fail_format("ssmax::%s: state is given, over ranks the call takes out", function);
-    check_has_no_statistics(function, a.statistics.views(),
-                            "call ssmax::attention for them, over ranks it must be");
   }
   check_no_lengths(function, a.lengths, "over ranks");
 }

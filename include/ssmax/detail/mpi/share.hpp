@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../../attention_backward.hpp"
+#include "../attention/forward/epilogue.hpp"
 #include "../attention/operands/load.hpp"
 #include "../attention/terms/keys.hpp"
 #include "../memory/arena.hpp"
@@ -170,6 +171,20 @@ QueryRow complete_row(const Result<Compute>& result, const Variant<Compute>& var
       result.scaled_sinks ? variant.row(query, {0, query.shape.keys}) : QueryRow{.query = query};
   complete.sequence = &sequence;
   return complete;
+}
+
+/// Stores the result of a query whose state is complete, with its statistics. `row` is its row in the state and in the
+/// result. Overwrites o.
+template <class Compute>
+void store_complete(const Result<Compute>& result, const QueryRow& seen, index_t row,
+                    const AttentionState<Compute>& state, index_t dv) {
+  const index_t batch = seen.query.batch, head = seen.query.head;
+  const SoftmaxState<Compute> own = state_of(state, batch, head, row);
+  store_result(result, seen, row, own, dv);
+  if (!state.has_statistics()) return;
+  write_statistics(result.statistics, {batch, head, row},
+                   normalizer_of(result, seen, *own.shift, *own.sum).factor, *own.sum,
+                   statistics_of(state, batch, head, row));
 }
 
 /// Returns the blocks of keys that queries [begin, end) may see. Exception: if the mask's runs are not known,

@@ -7,7 +7,6 @@
 #include <optional>
 #include <vector>
 
-#include "../attention/forward/epilogue.hpp"
 #include "../attention/work/driver.hpp"
 #include "datatype.hpp"
 #include "reserve.hpp"
@@ -92,7 +91,9 @@ class SpreadDecode {
         problem_(problem),
         cache_(cache),
         shape_{problem.q.extent(0), problem.q.extent(1), problem.q.extent(2), length},
-        states_{.rows = shape_.rows(), .channels = problem.value_width()},
+        states_{.rows = shape_.rows(),
+                .channels = problem.value_width(),
+                .has_statistics = problem.statistics != nullptr},
         size_(states_.size()),
         chunks_(chunks_of(call.layout, length)) {}
 
@@ -124,9 +125,18 @@ class SpreadDecode {
   [[nodiscard]] AttentionState<A> state_at(A* memory) const {
     const index_t batch = shape_.batch, heads = shape_.heads, queries = shape_.queries;
     const SoftmaxState<A> first = states_.at(memory, 0);
-    return {{first.shift, {batch, heads, queries}},
-            {first.sum, {batch, heads, queries}},
-            addressable(View<A, 4>{first.o, {batch, heads, queries, problem_.value_width()}})};
+    const std::array<index_t, 3> rows{batch, heads, queries};
+    AttentionState<A> state{
+        {first.shift, rows},
+        {first.sum, rows},
+        addressable(View<A, 4>{first.o, {batch, heads, queries, problem_.value_width()}})};
+    if (!states_.has_statistics) return state;
+    const TileStatistics<A>& statistics = first.statistics;
+    state.largest = {statistics.largest, rows};
+    state.smallest = {statistics.smallest, rows};
+    state.distances = {statistics.distances, rows};
+    state.squares = {statistics.squares, rows};
+    return state;
   }
 
   /// Computes the states of this rank's chunks.
@@ -156,10 +166,9 @@ class SpreadDecode {
   void store(const AttentionState<A>& total) const {
     const Result<A> result = make_result<A>(call_.a.out, call_.a.lse, call_.a);
     for_each_query(shape_, [&](const Query& query) {
-      const index_t b = query.batch, h = query.head, i = query.index;
-      const Sequence own{.batch = b, .entry = b};
-      store_result(result, complete_row(result, call_.variant, query, own), i, state_of(total, b, h, i),
-                   problem_.value_width());
+      const Sequence own{.batch = query.batch, .entry = query.batch};
+      store_complete(result, complete_row(result, call_.variant, query, own), query.index, total,
+                     problem_.value_width());
     });
   }
 

@@ -97,6 +97,19 @@ T move_distances(T distances, T sum, T from, T to, T factor) {
   return factor == 0 ? T{0} : factor * (distances + (from - to) * sum);
 }
 
+/// Merges the statistics of two states, whose shifts and sums are those before they are merged.
+template <class T>
+void merge_statistics(const TileStatistics<T>& to, const TileStatistics<T>& from, T shift, T sum,
+                      T from_shift, T from_sum) {
+  const T raised = std::max(shift, from_shift), f = shift_factor(shift, raised),
+          g = shift_factor(from_shift, raised);
+  *to.largest = std::max(*to.largest, *from.largest);
+  *to.smallest = std::min(*to.smallest, *from.smallest);
+  *to.distances = move_distances(*to.distances, sum, shift, raised, f) +
+                  move_distances(*from.distances, from_sum, from_shift, raised, g);
+  *to.squares = *to.squares * f * f + *from.squares * g * g;
+}
+
 /// Merges shift and sum of two states. Writes the factors of o and of other_o, by which the caller multiplies before
 /// it adds.
 template <class T>

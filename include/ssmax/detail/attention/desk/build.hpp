@@ -96,9 +96,10 @@ void build_call(const char* function, const AttentionArguments<A>& a, const Keys
                  .lse = a.lse,
                  .sinks = a.sinks,
                  .scaled_sinks = a.scaled_sinks,
-                 .state = a.state,
+                 .state = a.state.views(),
                  .statistics = a.statistics.views()};
-  call.problem.statistics = a.statistics.functions();
+  call.problem.statistics =
+      a.statistics.functions() != nullptr ? a.statistics.functions() : a.state.functions();
   call.facts = facts_of(a);
 }
 

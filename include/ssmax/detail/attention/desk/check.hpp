@@ -66,27 +66,6 @@ void check_out_and_lse(const char* function, const ForwardCall<A>& call, const K
   check_no_overlap(function, "lse", lse, "out", out);
 }
 
-/// Calls f(name, view) for the statistics that are given.
-template <class A, class F>
-void for_each_statistic(const RowStatistics<A>& statistics, const F& f) {
-  const std::pair<const char*, const View<A, 3>*> all[] = {
-      {"statistics.largest", &statistics.largest},
-      {"statistics.smallest", &statistics.smallest},
-      {"statistics.sum_of_squares", &statistics.sum_of_squares},
-      {"statistics.entropy", &statistics.entropy}};
-  for (const auto& [name, view] : all) {
-    if (is_given(*view)) f(name, *view);
-  }
-}
-
-/// Throws if statistics are given. `must` ends with "must be".
-template <class A>
-void check_has_no_statistics(const char* function, const RowStatistics<A>& statistics, const char* must) {
-  for_each_statistic(statistics, [&](const char* name, const View<A, 3>& view) {
-    fail_value(function, name, "has rows", view.extent(2), must, 0);
-  });
-}
-
 /// Throws if an output overlaps the memory of a source. Exception: a source without the member `memory` is not
 /// checked.
 template <class A>
@@ -202,30 +181,30 @@ void check_partial(const char* function, const ForwardCall<A>& call) {
     fail_value(function, "sinks", "have extent", std::ssize(result.sinks),
                "finish takes the sinks of a state, here it must be", 0);
   }
-  const StateNames names{"state.shift", "state.sum", "state.o"};
+  const StateNames& names = names_of_state;
   check_state(function, names, result.state);
   check_no_overlap_of_parts(function, names, result.state);
   const auto check = [&](const char* name, const AnyView& part) {
     check_result(function, name, part, call.problem.q, call.views.k, call.views.v);
     check_no_overlap(function, name, part, "q", call.problem.q);
   };
-  check("state.shift", result.state.shift);
-  check("state.sum", result.state.sum);
-  check("state.o", result.state.o);
+  for_each_row_number(names, result.state, check);
+  check(names.o, result.state.o);
   const auto left_out = [&](const char* name, const AnyView& view) {
     if (is_given(view))
       fail_value(function, name, "has rows", view.extent(2), "finish writes it: must be", 0);
   };
   left_out("out", result.out);
   left_out("lse", result.lse.view());
-  check_has_no_statistics(function, result.statistics, "a state has no statistics, leave them out: must be");
+  for_each_statistic(result.statistics, left_out);
   check_part(function, "first_key", facts.first_key, call.views.k.extent(2),
              "leaves no room for k in all_keys,", "all_keys", facts.all_keys);
   check_query_part(function, call.problem.q, facts);
 }
 
-template <class A>
-bool has_state(const AttentionState<A>& state) {
+/// Returns whether an AttentionState or a StateOption has a tensor.
+template <class State>
+bool has_state(const State& state) {
   return is_given(state.shift) || is_given(state.sum) || is_given(state.o);
 }
 

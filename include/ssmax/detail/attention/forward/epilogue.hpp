@@ -77,30 +77,33 @@ void store_result(const Result<Compute>& result, const QueryRow& seen, index_t s
 /// weight is 1, and so large that logits are normal numbers.
 inline constexpr double multiplier_for_0 = 0x1p-100;
 
-/// Writes the statistics of one query. x is z·unit. With p = g·w and g = Normalizer::factor:
-///
-///     Σ p² = g²·Σ w²    -Σ p·ln p = -g·ln 2·Σ w·(x - shift) - g·ln g·Σ w
+/// Writes the statistics of one query, or those of its state. x is z·unit. The bounds of a state that continues are
+/// merged as z: division is monotone, so they are bit-identical to one call.
 template <class Compute>
-void store_statistics(const Result<Compute>& result, const QueryRow& seen, Compute shift, Compute sum,
-                      double unit, const TileStatistics<Compute>& of) {
-  const auto write = [&](const View<Compute, 3>& to, double value) {
-    if (to.data_handle() != nullptr)
-      to(seen.entry(), seen.query.head, seen.row()) = static_cast<Compute>(value);
-  };
-  const double g = normalizer_of(result, seen, shift, sum).factor;
-  double largest = *of.largest / unit, smallest = *of.smallest / unit, entropy = 0;
+void store_statistics(const Result<Compute>& result, const QueryRow& seen, index_t state_row,
+                      const SoftmaxState<Compute>& state, double unit) {
+  const TileStatistics<Compute>& of = state.statistics;
+  const Query& query = seen.query;
+  Compute largest = static_cast<Compute>(*of.largest / unit),
+          smallest = static_cast<Compute>(*of.smallest / unit);
   if (unit < 0) std::swap(largest, smallest);
-  if (g != 0) entropy = std::max(-g * (std::numbers::ln2 * *of.distances + std::log(g) * sum), 0.0);
-  if (std::isnan(sum)) largest = smallest = entropy = sum;
-  write(result.statistics.largest, largest);
-  write(result.statistics.smallest, smallest);
-  write(result.statistics.sum_of_squares, g == 0 ? 0 : g * g * *of.squares);
-  write(result.statistics.entropy, entropy);
+  if (result.state.shift.data_handle() == nullptr) {
+    write_statistics(result.statistics, {seen.entry(), query.head - result.out.first_head(), seen.row()},
+                     normalizer_of(result, seen, *state.shift, *state.sum).factor, *state.sum,
+                     {&largest, &smallest, of.distances, of.squares});
+    return;
+  }
+  const TileStatistics<Compute> to = statistics_of(result.state, query.batch, query.head, state_row);
+  if (!result.continues() || !seen.sequence->has_start) to.reset();
+  *to.largest = std::max(*to.largest, largest);
+  *to.smallest = std::min(*to.smallest, smallest);
+  *to.distances = *of.distances;
+  *to.squares = *of.squares;
 }
 
 /// Writes the whole result of one query and its statistics. Overwrites o.
 template <class Compute>
-void store_with_statistics(const Result<Compute>& result, const QueryRow& row,
+void store_with_statistics(const Result<Compute>& result, const QueryRow& row, index_t state_row,
                            const SoftmaxState<Compute>& state, index_t dv) {
   QueryRow seen = row;
   const double unit = seen.multiplier * std::numbers::log2e;
@@ -108,8 +111,8 @@ void store_with_statistics(const Result<Compute>& result, const QueryRow& row,
     seen.multiplier = 0;
     if (std::isfinite(*state.shift)) *state.shift = 0;
   }
-  store_result(result, seen, 0, state, dv);
-  store_statistics(result, seen, *state.shift, *state.sum, unit, state.statistics);
+  store_result(result, seen, state_row, state, dv);
+  store_statistics(result, seen, state_row, state, unit);
 }
 
 SSMAX_END

@@ -40,6 +40,12 @@ class ForwardTask {
         const SoftmaxState<Compute> start = state_of(result.start, query.batch, query.head, row);
         state.shift[i] = *start.shift;
         state.sum[i] = *start.sum;
+        if (state.statistics.is_given()) {
+          const TileStatistics<Compute> to = state.statistics.from(i),
+                                        from = statistics_of(result.start, query.batch, query.head, row);
+          *to.distances = *from.distances;
+          *to.squares = *from.squares;
+        }
         if constexpr (Memory::in_lanes) {
           memory_.in[i] = start.o;
         } else {
@@ -62,16 +68,11 @@ class ForwardTask {
       const SoftmaxState<Compute> total = layout.at(totals, first), chunk = layout.at(chunks, first);
       const index_t count = Memory::in_lanes ? layout.rows : count_;
       for (index_t i = 0; i < count; ++i) {
-        const Compute shift = total.shift[i], sum = total.sum[i];
+        if (total.statistics.is_given()) {
+          merge_statistics(total.statistics.from(i), chunk.statistics.from(i), total.shift[i], total.sum[i],
+                           chunk.shift[i], chunk.sum[i]);
+        }
         merge_sums(total.shift[i], total.sum[i], chunk.shift[i], chunk.sum[i], factors[i], chunk_factors[i]);
-        if (!layout.has_statistics) continue;
-        const TileStatistics<Compute> to = total.statistics.from(i), from = chunk.statistics.from(i);
-        const Compute f = factors[i], g = chunk_factors[i], raised = total.shift[i];
-        *to.largest = std::max(*to.largest, *from.largest);
-        *to.smallest = std::min(*to.smallest, *from.smallest);
-        *to.distances = move_distances(*to.distances, sum, shift, raised, f) +
-                        move_distances(*from.distances, chunk.sum[i], chunk.shift[i], raised, g);
-        *to.squares = *to.squares * f * f + *from.squares * g * g;
       }
       memory_.merge_outputs(total.o, chunk.o, count, factors, chunk_factors);
     }
@@ -89,7 +90,7 @@ class ForwardTask {
         if constexpr (Memory::in_lanes) o = memory_.staged + i * memory_.pitch;
         const SoftmaxState<Compute> own{state.shift + i, state.sum + i, o, state.statistics.from(i)};
         if (problem_.statistics != nullptr) {
-          problem_.statistics->store(result, seen, own, dv);
+          problem_.statistics->store(result, seen, problem_.state_row(seen.query), own, dv);
         } else {
           store_result(result, seen, problem_.state_row(seen.query), own, dv);
         }

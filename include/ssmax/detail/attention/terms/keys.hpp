@@ -171,6 +171,8 @@ class AnyKeys {
   }
 
   SSMAX_INLINE const KeySourceShape& shape() const { return shape_; }
+  /// Sets the width of the values to 0: a call then reads keys alone.
+  SSMAX_INLINE void leave_out_values() { shape_.value_width = 0; }
   /// Returns the storage types of keys and values.
   SSMAX_INLINE const StoredType<Compute>& k_type() const { return *k_type_; }
   SSMAX_INLINE const StoredType<Compute>& v_type() const { return *v_type_; }

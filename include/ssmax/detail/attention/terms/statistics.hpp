@@ -1,6 +1,8 @@
 // Defines StatisticsOption, which brings the functions of calls with statistics. Other units do not compile them.
 #pragma once
 
+#include <initializer_list>
+
 #include "../../../attention_state.hpp"
 #include "../../kernels/prefill.hpp"
 
@@ -26,9 +28,9 @@ struct StatisticsFunctions {
   /// Writes the statistics of one row of n logits z and weights 2^(unit·z - shift). Replaces z by the weights.
   void (*of_row)(Compute* z, const Compute* weights, index_t n, double unit, double shift,
                  const TileStatistics<Compute>& to);
-  /// Writes the whole result of one query and its statistics. Overwrites o.
-  void (*store)(const Result<Compute>& result, const QueryRow& seen, const SoftmaxState<Compute>& state,
-                index_t dv);
+  /// Writes the whole result of one query and its statistics. Overwrites o. `state_row` is its row in a state.
+  void (*store)(const Result<Compute>& result, const QueryRow& seen, index_t state_row,
+                const SoftmaxState<Compute>& state, index_t dv);
 };
 
 SSMAX_END
@@ -67,19 +69,40 @@ class StatisticOutput : public View<Compute, 3> {
   const StatisticsFunctions<Compute>& (*functions_)() = nullptr;
 };
 
+/// Returns the functions that the first given output brings, or null if all are left out.
+template <class Compute>
+SSMAX_INLINE const StatisticsFunctions<Compute>* functions_of(
+    std::initializer_list<const StatisticOutput<Compute>*> outputs) {
+  for (const StatisticOutput<Compute>* output : outputs) {
+    if (const auto* functions = output->functions()) return functions;
+  }
+  return nullptr;
+}
+
 /// The statistics of a call: the members of RowStatistics.
 template <class Compute>
 struct StatisticsOption {
   StatisticOutput<Compute> largest{}, smallest{}, sum_of_squares{}, entropy{};
 
-  /// Returns the functions of a call with these statistics, or null if all are left out.
   SSMAX_INLINE const StatisticsFunctions<Compute>* functions() const {
-    for (const auto* output : {&largest, &smallest, &sum_of_squares, &entropy}) {
-      if (const auto* functions = output->functions()) return functions;
-    }
-    return nullptr;
+    return functions_of<Compute>({&largest, &smallest, &sum_of_squares, &entropy});
   }
   SSMAX_INLINE RowStatistics<Compute> views() const { return {largest, smallest, sum_of_squares, entropy}; }
+};
+
+/// The state of a call: the members of AttentionState.
+template <class Compute>
+struct StateOption {
+  View<Compute, 3> shift{}, sum{};
+  View<Compute, 4> o{};
+  StatisticOutput<Compute> largest{}, smallest{}, distances{}, squares{};
+
+  SSMAX_INLINE const StatisticsFunctions<Compute>* functions() const {
+    return functions_of<Compute>({&largest, &smallest, &distances, &squares});
+  }
+  SSMAX_INLINE AttentionState<Compute> views() const {
+    return {shift, sum, o, largest, smallest, distances, squares};
+  }
 };
 
 SSMAX_END
