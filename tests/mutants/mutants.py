@@ -275,7 +275,8 @@ class Stage:
         """Builds and tests all of the stage. Returns who fails, or None."""
         if run(["cmake", "--build", "--preset", self.preset, f"-j{JOBS}"])[0] != 0:
             return "does not compile"
-        status, output = run(["ctest", "--preset", self.preset, "--stop-on-failure", "--timeout", "300"])
+        # mutants_history looks for the text that a past defect replaces.
+        status, output = run(["ctest", "--preset", self.preset, "--stop-on-failure", "--timeout", "300", "-E", "^mutants_history$"])
         names = re.findall(r"(?m)^\s*\d+ - (\S+) \(", output)
         return None if status == 0 else f"{' '.join(names)}: {failure_in(output)}"
 
