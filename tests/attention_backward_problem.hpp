@@ -277,6 +277,7 @@ struct Rules {
     const bool is_bf16 = std::same_as<T, ssmax::bfloat16> && attention_problem::has_bfloat16_products() &&
                          !options.float_products;
     CHECK(result.explanation.path == (is_bf16 ? ssmax::Path::backward_bf16 : ssmax::Path::backward));
+    CHECK(result.explanation.key_chunks == 1);
     take(result, expected, problem.shape, name_of(problem.shape));
     return expected;
   }

@@ -324,17 +324,6 @@ TEST_CASE("masks with runs refuse extents that do not fit", "[mask][errors]") {
   check_refused({"MatrixRuns", "99", "100"}, [&] { MatrixRuns(matrix.view).check(shape); });
 }
 
-TEST_CASE("BlockSparse with blocks whose product overflows", "[mask]") {
-  constexpr index_t large = index_t{1} << 62;
-  const SparseBlocks blocks{.query_block = large, .key_block = large, .query_blocks = 1, .key_blocks = 64};
-  const std::vector<std::uint64_t> bitmap{~std::uint64_t{0}};
-  const BlockSparse mask(blocks, bitmap);
-  const Query query{.index = 3, .shape = {1, 1, 10, 10}};
-  CHECK(mask.run(query, 0).end == 10);
-  CHECK(mask.run(query, 7).begin == 7);
-  CHECK(mask.count(query) == 10);
-}
-
 TEST_CASE("MatrixRuns accepts a matrix without keys and refuses invalid views", "[mask][errors]") {
   const bool visible[] = {true, false, true, true};
   for (const std::array<index_t, 4>& extents :

@@ -1,6 +1,8 @@
 // Which keys each mask shows, where it puts them, and what it takes to be one.
 
 #include <concepts>
+#include <cstdint>
+#include <vector>
 
 #include "mask_picture.hpp"
 #include "test.hpp"
@@ -69,6 +71,18 @@ std::vector<index_t> ends(const M& mask, const QueryShape& shape) {
 }
 
 using Ends = std::vector<index_t>;
+
+TEST_CASE("BlockSparse with blocks whose product overflows", "[mask]") {
+  constexpr index_t large = index_t{1} << 62;
+  const ssmax::SparseBlocks blocks{
+      .query_block = large, .key_block = large, .query_blocks = 1, .key_blocks = 64};
+  const std::vector<std::uint64_t> bitmap{~std::uint64_t{0}};
+  const ssmax::BlockSparse mask(blocks, bitmap);
+  const Query query{.index = 3, .shape = {1, 1, 10, 10}};
+  CHECK(mask.run(query, 0).end == 10);
+  CHECK(mask.run(query, 7).begin == 7);
+  CHECK(mask.count(query) == 10);
+}
 
 TEST_CASE("a full mask shows every key", "[mask]") {
   CHECK(ends(Full{}, {1, 1, 3, 5}) == Ends{5, 5, 5});
