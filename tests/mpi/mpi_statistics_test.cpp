@@ -112,7 +112,7 @@ TEST_CASE("statistics that only some ranks ask for are refused on every rank", "
     Rows<double> rows(call.share.lse.size());
     if (mpi_call::is_last()) call.arguments.statistics.entropy = rows.view(call.share.shape).entropy;
     AttentionOptions<double> options;
-    options.statistics = call.arguments.statistics;
+    options.statistics = call.arguments.statistics.views();
     mpi_call::check_refused_alike(call, call.refused(Full{}, Identity{}, options), {"statistic", "differs"});
   }
 }
