@@ -86,7 +86,7 @@ double number(const PagedArguments& a, const void* data, index_t i) {
 // Returns the largest absolute error, for the first and the last query of the first and of the last sequence. K and V in 8
 // bits count as exact.
 Accuracy compare(const PagedArguments& a) {
-  const auto& [heads, kv_heads, width, groups] = a.shape;
+  const index_t heads = a.shape.heads, kv_heads = a.shape.kv_heads, width = a.shape.width;
   const auto stored = [&](const void* data, index_t i) {
     const double x = number(a, data, i);
     return a.fp8 ? static_cast<double>(Fp8E4M3(static_cast<float>(x))) : x;
@@ -145,7 +145,7 @@ struct Pages {
   }
 
   void fill(const T* from, Pool& pool) const {
-    const auto& [heads, kv_heads, width, groups] = a.shape;
+    const index_t kv_heads = a.shape.kv_heads, width = a.shape.width;
     for (index_t b = 0; b < a.shape.sequences(); ++b) {
       for (index_t key = 0; key < a.lengths[b]; ++key) {
         const index_t page = a.table[b * a.table_width + key / a.page_size];
@@ -159,7 +159,7 @@ struct Pages {
 
   // Makes the arguments that a server makes for each call.
   ssmax::AttentionArguments<float> call() {
-    const auto& [heads, kv_heads, width, groups] = a.shape;
+    const index_t heads = a.shape.heads, kv_heads = a.shape.kv_heads, width = a.shape.width;
     const index_t tokens = a.shape.tokens(), sequences = a.shape.sequences();
     const std::array<index_t, 4> rows{1, heads, tokens, width},
         row_strides{tokens * heads * width, width, heads * width, 1},

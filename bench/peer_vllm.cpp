@@ -70,7 +70,7 @@ class Batch {
   explicit Batch(const PagedArguments& a) : threads_(a.threads) {
     const c10::InferenceMode inference;
     at::set_num_threads(threads_);
-    const auto& [heads, kv_heads, width, groups] = a.shape;
+    const index_t heads = a.shape.heads, kv_heads = a.shape.kv_heads, width = a.shape.width;
     const index_t sequences = a.shape.sequences(), tokens = a.shape.tokens();
     const at::ScalarType type = scalar(a.type);
     const at::Tensor q = tensor(a.q, {tokens, heads, width}, type),
