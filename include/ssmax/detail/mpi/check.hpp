@@ -208,7 +208,7 @@ void check_source_arguments(const AttentionOverRanks<A>& call, const AnyKeys<A>&
   check_held(call.function, cache, call.layout, call.comm.rank(), length);
   ForwardCall<A> own{};
   build_call(call.function, a, a.keys, own);
-  check_arguments(call.function, own);
+  check_source_arguments(call.function, own);
   check_no_overlap(call.function, "out", a.out, "q", a.q);
   check_storage(call.function, "q", a.q, a.q);
   check_storage(call.function, "out", a.out, a.q);
