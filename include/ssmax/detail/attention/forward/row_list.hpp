@@ -18,8 +18,8 @@ SSMAX_BEGIN_DETAIL
 template <class Compute>
 class RowList {
  public:
-  /// `k_rows` and `v_rows` have key_chunk + listed_ahead addresses. Under a mask with runs, the rows of the next sequence
-  /// are not prefetched.
+  /// `k_rows` and `v_rows` have key_chunk + listed_ahead addresses. Under a mask with runs, the list does not prefetch
+  /// the rows of the next sequence.
   RowList(const Problem<Compute>& problem, bool has_runs, const std::byte** k_rows, const std::byte** v_rows)
       : problem_(problem), has_runs_(has_runs), k_rows_(k_rows), v_rows_(v_rows) {}
 
