@@ -178,9 +178,7 @@ template <class T, class F>
 void for_each_row_number(const StateNames& names, const AttentionState<T>& state, const F& f) {
   f(names.shift, state.shift);
   f(names.sum, state.sum);
-  if (!is_given(state.largest) && !is_given(state.smallest) && !is_given(state.distances) &&
-      !is_given(state.squares))
-    return;
+  if (!state.has_statistics()) return;
   f(names.largest, state.largest);
   f(names.smallest, state.smallest);
   f(names.distances, state.distances);
