@@ -148,9 +148,21 @@ void decode_logits_rows(StridedRows<const typename S::Value> q, const Rows& key_
       }
     }
     if (whole < d) {
+      // A copy of the loop that widens the last channels for each key took a quarter of the time to compile.
+      T widened[step][S::width];
+      if constexpr (!std::is_same_v<X, T>) {
+        for (int j = 0; j < step; ++j)
+          S::store(widened[j],
+                   load_stored_part<S>(k[first + std::min<index_t>(j, count - 1)], whole, d - whole));
+      }
       SSMAX_UNROLL
       for (int j = 0; j < step; ++j) {
-        const V y = load_stored_part<S>(key[j], whole, d - whole);
+        V y;
+        if constexpr (std::is_same_v<X, T>) {
+          y = load_stored_part<S>(key[j], whole, d - whole);
+        } else {
+          y = S::load(widened[j]);
+        }
         SSMAX_UNROLL
         for (int i = 0; i < rows; ++i)
           sum[i * step + j] = S::fma(S::load(q[i] + whole), y, sum[i * step + j]);
