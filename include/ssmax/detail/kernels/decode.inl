@@ -95,6 +95,31 @@ SSMAX_INLINE void prefetch_row(const Rows& rows, index_t i, index_t c, index_t c
   }
 }
 
+/// Adds the products of queries and keys [first, first + count) along the channels from c on, which fill no vector.
+template <class S, int rows, int step, class Rows>
+SSMAX_INLINE void decode_add_part(StridedRows<const typename S::Value> q, const Rows& k, index_t first,
+                                  index_t count, index_t c, typename S::V (&sum)[rows * step]) {
+  using X = typename Rows::Element;
+  using T = typename S::Value;
+  // A copy of the loop that widens the channels for each key took a quarter of the time to compile.
+  T widened[step][S::width];
+  if constexpr (!std::is_same_v<X, T>) {
+    for (int j = 0; j < step; ++j)
+      S::store(widened[j], load_stored_part<S>(k[first + std::min<index_t>(j, count - 1)], c, k.width - c));
+  }
+  SSMAX_UNROLL
+  for (int j = 0; j < step; ++j) {
+    typename S::V y;
+    if constexpr (std::is_same_v<X, T>) {
+      y = load_stored_part<S>(k[first + std::min<index_t>(j, count - 1)], c, k.width - c);
+    } else {
+      y = S::load(widened[j]);
+    }
+    SSMAX_UNROLL
+    for (int i = 0; i < rows; ++i) sum[i * step + j] = S::fma(S::load(q[i] + c), y, sum[i * step + j]);
+  }
+}
+
 /// Writes s[rows][·] = q[rows × d] · k[·][d] for width / rows keys at a time.
 template <class S, int rows, bool prefetches, class Rows>
 void decode_logits_rows(StridedRows<const typename S::Value> q, const Rows& key_rows,
@@ -147,27 +172,7 @@ void decode_logits_rows(StridedRows<const typename S::Value> q, const Rows& key_
         }
       }
     }
-    if (whole < d) {
-      // A copy of the loop that widens the last channels for each key took a quarter of the time to compile.
-      T widened[step][S::width];
-      if constexpr (!std::is_same_v<X, T>) {
-        for (int j = 0; j < step; ++j)
-          S::store(widened[j],
-                   load_stored_part<S>(k[first + std::min<index_t>(j, count - 1)], whole, d - whole));
-      }
-      SSMAX_UNROLL
-      for (int j = 0; j < step; ++j) {
-        V y;
-        if constexpr (std::is_same_v<X, T>) {
-          y = load_stored_part<S>(key[j], whole, d - whole);
-        } else {
-          y = S::load(widened[j]);
-        }
-        SSMAX_UNROLL
-        for (int i = 0; i < rows; ++i)
-          sum[i * step + j] = S::fma(S::load(q[i] + whole), y, sum[i * step + j]);
-      }
-    }
+    if (whole < d) decode_add_part<S, rows, step>(q, k, first, count, whole, sum);
     V sums = fold<S, Sum>(sum);
     if constexpr (stored_unit<S, X> != 1) sums = S::mul(sums, S::set(stored_unit<S, X>));
     if (rows == 1) {
