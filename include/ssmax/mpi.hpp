@@ -49,7 +49,7 @@
 /// | call | memory |
 /// |---|---|
 /// | every call | K and V of one rank, and two blocks |
-/// | attention | the states of the queries: 2 numbers per query |
+/// | attention | the states of the queries: 2 numbers per query and head, 6 with statistics |
 /// | attention, out of 16 bits | a row of float per query more |
 /// | attention_backward | sums on their way: K and V of the largest rank, or 32 MiB |
 /// | attention_backward | two incoming sums: two blocks of 2048 keys |

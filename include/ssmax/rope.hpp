@@ -245,8 +245,8 @@ inline std::vector<double> rope_frequencies(const RopeOptions& options) {
   return frequencies;
 }
 
-/// Tables of cos and sin, T = float or double. The tables have 2·positions·(width / 2) elements, or twice as many if
-/// interleaved.
+/// Tables of cos and sin, T = float or double. The tables have 2·sequences·positions·(width / 2) elements, or twice
+/// as many if interleaved.
 template <class T>
 class Rope {
  public:

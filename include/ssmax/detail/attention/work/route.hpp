@@ -97,8 +97,8 @@ bool is_bf16_prefill(const Problem<Compute>& problem, const Bf16Capabilities& ta
 /// | decode       |                      | at most 16 rows                                                        |
 /// | prefill      |                      | all other calls                                                        |
 ///
-/// With dropout, a call takes prefill_bf16 if why_not_bf16 returns null, else prefill. With statistics, prefill and
-/// prefill_bf16 replace short_keys and decode_bf16, which has the same bits.
+/// With dropout, a call takes prefill_bf16 if why_not_bf16 returns null, else prefill. With statistics, no call
+/// takes short_keys, and prefill_bf16 replaces decode_bf16, which has the same bits.
 ///
 /// With batch_invariant, a query takes the same products for any number of rows: prefill_bf16 or decode_bf16 if
 /// why_not_bf16 returns null, else prefill.
