@@ -192,7 +192,7 @@ struct AttentionArguments {
   /// first_key is a multiple of 1024, a chain of such calls is bit-identical to one call over all keys.
   bool continues = false;
   index_t first_key = 0,  ///< Index of the first key in k. (With a state.)
-      all_keys = 0,       ///< Number of all keys. (With a state.)
+      all_keys = 0,       ///< Number of all keys: required with a state. (With a state.)
       first_query = 0,    ///< Index of the first query in q. (With a state.)
       all_queries = 0;    ///< Number of all queries; 0: q holds the last queries. (With a state.)
 };

@@ -59,10 +59,11 @@
 /// | 0 | 4·d + 2·dv more; if the call rotates keys, 8·d + 2·dv more | bf16 path |
 /// | 32 more, for all queries of the call | 0 | a parameter has a gradient |
 ///
-/// A call in float also copies keys if the number of keys or d is not a multiple of the kernel's row block.
+/// A call in float or double also copies keys if their number or d is not a multiple of 8. Exception: of 4 on AVX2,
+/// SIMD128 and scalar.
 ///
-/// A call allocates once. Exception: with a workspace, a call does not allocate. Results are bit-identical for every
-/// executor. The backward pass uses no atomic additions.
+/// A call allocates once. Exception: with a workspace that is large enough, a call does not allocate. Results are
+/// bit-identical for every executor. The backward pass uses no atomic additions.
 ///
 /// Accuracy: the backward pass adds products over 2048 keys or 1920 queries, and then adds the sums. The relative
 /// error of a weight includes the error of lse: in float, an lse of 1000 is rounded by 3e-5. The terms of dc = Σ u·z

@@ -82,7 +82,7 @@ struct CrossEntropyOptions {
   KeptSpan<const float> weights{};  ///< w, one finite number of at least 0 per class. Empty: 1.
   double softcap = 0;               ///< A normal float of at most 500,000. 0: logits are not capped.
   double z_loss = 0;                ///< ζ, finite and at least 0.
-  View<double, 1> losses{};         ///< Receives l_i of every row; 0 for ignored rows. May be left out.
+  View<double, 1> losses{};         ///< [rows]: receives l_i, 0 for ignored rows; may be left out.
 };
 
 /// The result of cross_entropy.
@@ -96,8 +96,8 @@ SSMAX_END
 SSMAX_BEGIN_CODE
 namespace detail {
 
-/// Limits of the tasks, the same for every executor. At most most_loss_calls tasks, because their losses are on the
-/// stack. If rows are short, a task has at least least_call_logits logits, which take some microseconds.
+/// Limits of the tasks, the same for every executor. At most max_loss_calls tasks, because their losses are on the
+/// stack. If rows are short, a task has at least min_call_logits logits, which take some microseconds.
 inline constexpr index_t max_loss_calls = 256;
 inline constexpr index_t min_call_logits = 16'384;
 

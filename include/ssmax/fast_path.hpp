@@ -10,7 +10,7 @@
 /// | variable | of | the type promises | members, all const |
 /// |---|---|---|---|
 /// | by_lanes | scores | | apply, differentiate |
-/// | by_row | scores | z' = z + row[key] | row; gradient_row where every logit has a gradient |
+/// | by_row | scores | z' = z + row[key] | row; gradient_row may be left out |
 /// | same_keys | masks | all queries of a batch entry and head see the same keys | |
 /// | by_size | scalings | c depends on the head and n alone, not on the position | |
 ///
@@ -30,7 +30,7 @@
 ///
 /// The formula of the score must agree with the fast path up to rounding: the number of queries, the types and
 /// the mask decide which of the two is called. A missing member, or one with another signature, is a compile
-/// error.
+/// error. Exception: without gradient_row, the backward calls accumulate for each logit.
 ///
 /// A class does not inherit the fast path of its base, since it may have a formula of its own.
 

@@ -95,11 +95,12 @@ class KvCache {
 
   /// Appends k [batch, kv_heads, new, width] and v [batch, kv_heads, new, value_width]. For sequence b, appends the
   /// first counts[b] of the new positions. If `counts` is empty, appends all of them. With a rope, rotates keys to
-  /// their positions. Throws std::invalid_argument if an extent does not fit or the cache is full. The cache is then
-  /// unchanged.
+  /// their positions. k and v must not lie in the memory of the cache. Throws std::invalid_argument if an extent does not
+  /// fit or the cache is full. Throws also if counts[b] is below 0 or above the number of new positions, and if the rope
+  /// lacks a position. The cache is then unchanged.
   ///
   /// `offsets` [new] or [batch, new] are for candidates of a Tree (mask_runs.hpp): the rope rotates new key i to
-  /// position length(b) + offsets[i] instead of length(b) + i.
+  /// position length(b) + offsets[i] instead of length(b) + i. Without a rope, they have no effect.
   void append(View<const Compute, 4> k, View<const Compute, 4> v, const Rope<Compute>* rope = nullptr,
               Integers counts = {}, Integers offsets = {}) {
     append_from(k, v, rope, counts, offsets);
@@ -125,7 +126,8 @@ class KvCache {
   void clear() { std::fill(lengths_.begin(), lengths_.end(), index_t{0}); }
 
   /// Removes the positions from `length` on of sequence b, for example after failed speculation. Throws
-  /// std::invalid_argument if the ring has overwritten keys of the sequence.
+  /// std::invalid_argument unless `length` is from 0 to length(b). Throws also if `length` is below length(b) and the
+  /// ring has overwritten keys of the sequence.
   void truncate(index_t b, index_t length) {
     check_sequence("KvCache::truncate", b);
     if (length < 0 || length > this->length(b)) {

@@ -229,7 +229,7 @@ struct KeyLengths {
 /// n and positions restart in each document. Document i holds the queries [cumulative_queries[i],
 /// cumulative_queries[i + 1]) and the keys [cumulative_keys[i], cumulative_keys[i + 1]) of every batch entry.
 /// Positions are aligned bottom-right within the document. A document may have 0 queries or 0 keys. Exception: with a
-/// rope, a document with queries needs keys. Otherwise its queries would have a position below 0.
+/// rope, a document has at least as many keys as queries. Otherwise its first query would have a position below 0.
 class Documents {
  public:
   /// Attention refuses this mask together with the option `lengths`.

@@ -112,7 +112,8 @@ namespace mpi {
 /// @{
 
 /// Computes attention (attention.hpp) of a sequence that the layout splits over ranks. Collective. The policies are a
-/// scaling, a mask, a score and an executor, in any order. q, k, v and out have one storage type.
+/// scaling, a mask, a score and an executor, in any order. q, k, v and out have one storage type. `out` must not overlap
+/// q. Throws std::invalid_argument for `state`, `lengths`, `continues`, and parts of the queries or keys.
 template <class A = float, class... P>
 requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const Layout& layout,
                                                     const std::type_identity_t<AttentionArguments<A>>& a,
@@ -142,7 +143,8 @@ requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const La
 /// on all ranks, and so are out and lse. If segments begin at multiples of 1024, the results are bit-identical to those
 /// of a single process with one cache. Exception: bfloat16, see above.
 ///
-/// `keys` may be any source (key_source.hpp) with the positions of the rank, in the order of its segments.
+/// `keys` may be any source (key_source.hpp) with the positions of the rank, in the order of its segments. The source
+/// must store all of them: a ring that has overwritten one throws std::invalid_argument.
 ///
 /// key_position must be 0. Exception: with rotate_source_keys it may differ. `out` and `lse` must not overlap q and
 /// the memory of the cache. Memory: the states of all chunks of 1024 keys, batch·heads·queries·(dv + 2) numbers per
@@ -184,7 +186,8 @@ SSMAX_MISTAKES_OF(attention, Communicator&, const Layout&, index_t,
                   const std::type_identity_t<AttentionArguments<detail::ComputeOr<A>>>&)
 
 /// Computes the gradients of attention (attention_backward.hpp) of a sequence that the layout splits over ranks.
-/// Collective. Gradients of 16 bits are sums in float, rounded once.
+/// Collective. Gradients of 16 bits are sums in float, rounded once. q, k, v, out, dout, dq, dk and dv have one storage
+/// type. Throws std::invalid_argument for `accumulate`, and for a layout of more than 16,384 segments.
 ///
 /// | gradient | result on a rank |
 /// |---|---|

@@ -76,7 +76,8 @@ class Layout {
     return even(positions, ranks, unit, checked_ranks(ranks), [](int i) { return i; });
   }
 
-  /// Returns one range per rank, with the given lengths.
+  /// Returns one range per rank, with the given lengths. Throws std::invalid_argument if `lengths` is empty or a length
+  /// is negative.
   [[nodiscard]] static Layout contiguous(Integers lengths) {
     std::vector<Segment> segments;
     index_t begin = 0;
@@ -97,7 +98,7 @@ class Layout {
   [[nodiscard]] index_t positions() const { return segments_.empty() ? 0 : segments_.back().end; }
   /// Returns the number of ranks.
   [[nodiscard]] int ranks() const { return ranks_; }
-  /// Returns the number of positions of a rank.
+  /// Returns the number of positions of a rank. Requires a rank from 0 to ranks() - 1.
   [[nodiscard]] index_t count(int rank) const { return counts_[static_cast<std::size_t>(rank)]; }
   /// Returns all segments, in the order of the positions.
   [[nodiscard]] std::span<const Segment> segments() const { return segments_; }
@@ -158,7 +159,7 @@ namespace mpi {
 
 /// The bytes that a rank has sent and the time that it has waited since its Communicator was made.
 struct Traffic {
-  double bytes_sent = 0;       ///< Bytes of keys, values and gradients sent to other ranks.
+  double bytes_sent = 0;       ///< Bytes of tensors and states sent to other ranks.
   double seconds_waiting = 0;  ///< Time without work to compute, in s.
 };
 

@@ -12,7 +12,7 @@
 /// | step | checks | cost |
 /// |---|---|---|
 /// | plan | shapes, mask, lengths, stored keys, positions of the rope | O(queries + keys + sequences) |
-/// | bind, keys in views | tensors against the plan's, scaling, score, sinks | O(1) |
+/// | bind, keys in views | tensors against the plan's, scaling, score, sinks | O(1); with lengths O(sequences) |
 /// | bind, a source | also lengths, stored and shared keys against the plan's | O(sequences + shared pages) |
 /// | run | size of the memory | no allocation |
 ///
@@ -129,12 +129,13 @@ class Plan {
   /// | option of `a` | effect |
   /// |---|---|
   /// | sinks | replace those of the plan |
-  /// | dropout with p above 0 | replaces that of the plan; throws if the plan has no dropout |
+  /// | dropout with p above 0 | replaces that of the plan; throws if the plan has none. p and seeds are not checked |
   /// | statistics | replace the views of the plan; throws if the plan has no statistics. Left out: not written |
   ///
   /// Also throws if an extent or the storage type of q, k or v differs from the plan's, if an output overlaps an input,
   /// or if scaling, score or sinks do not fit. Over a source, also if a length or a range of stored keys differs from
-  /// the plan's, or if planned shared keys are not shared.
+  /// the plan's, or if planned shared keys are not shared. Requires a dropout.p below 1, and seeds that are empty or one
+  /// per sequence.
   template <class... P>
   requires(detail::are_policies<const P...>() && !detail::has_mask_or_executor<const P...>())
       [[nodiscard]] auto bind(const AttentionArguments<A>& a, const P&... policies) const {

@@ -234,7 +234,8 @@ requires Scaling<S> && Mask<M>
   return value;
 }
 
-/// The arguments of a backward function, all of one shape. dlogits may be the memory of dout.
+/// The arguments of a backward function, all of one shape. dlogits may be exactly out, dout or logits. dlogits must not
+/// overlap a view that the call reads in another way.
 template <class T, int Rank>
 struct RowsBackward {
   View<const T, Rank> out{};   ///< Input: the result of the forward.

@@ -5,8 +5,8 @@
 /// be 0 (broadcast). The last stride of a tensor of attention must be 1. You choose the other strides. Member
 /// names are those of std::mdspan.
 ///
-/// The constructors do not check extents and strides. Every function that takes views throws std::invalid_argument
-/// for:
+/// The constructors do not check extents and strides. Every function that reads or writes elements throws
+/// std::invalid_argument for:
 ///
 /// - negative extents,
 /// - more elements than half of the range of index_t (an extent of 0 counts as 1),
@@ -94,7 +94,7 @@ class KeptSpan : public std::span<T> {
 };
 
 /// A span of integers of one type, which are read as index_t. Unsigned numbers above the largest index_t are read as
-/// negative numbers, which no function accepts.
+/// negative numbers. The function that reads them says what a negative number means.
 class Integers {
   class Iterator;
 

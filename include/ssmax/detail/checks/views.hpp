@@ -90,7 +90,7 @@ inline void check_reach(const char* function, const char* name, const AnyView& v
   }
 }
 
-/// Throws unless every extent is at least 0 and the product of the extents is at most most_counted. An extent
+/// Throws unless every extent is at least 0 and the product of the extents is at most max_counted. An extent
 /// of 0 counts as 1, so that the product of any subset of the extents is bounded as well.
 inline void check_extents(const char* function, const char* name, const AnyView& view) {
   index_t elements = 1;

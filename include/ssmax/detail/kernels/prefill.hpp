@@ -28,8 +28,8 @@ struct TileState {
   TileStatistics<T> statistics{};  // read and written by StatisticsKernels alone
 };
 
-/// Values in panels of PrefillKernels::rows channels, which pack_values has packed. Exception: if E is T, also plain
-/// rows. Value c of a key is then at c / rows · panel_stride + key · stride + c % rows.
+/// Values in panels of PrefillKernels::pass channels, which pack_values has packed. Exception: if E is T, also plain
+/// rows. Value c of a key is then at c / pass · panel_stride + key · stride + c % pass.
 template <class E>
 struct ValuePanels {
   const E* first = nullptr;
@@ -90,7 +90,7 @@ struct PrefillKernels {
   TileChange (*group_weights[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights) = {};
   /// Computes o[rows][group] *= factor[group].
   void (*rescale)(T* o, index_t rows, const T* factor);
-  /// Computes o[panels · rows][·] += Vᵀ · weights[keys][·].
+  /// Computes o[panels · pass][·] += Vᵀ · weights[keys][·].
   void (*accumulate[tile_vectors])(const ValuePanels<E>& v, const E* weights, index_t keys, T* o);
   /// Computes group_weights, rescale and accumulate for one vector after the other. If one vector is
   /// irregular, has no effect. Null: the three kernels are as fast.
@@ -100,9 +100,9 @@ struct PrefillKernels {
   void (*merge)(T* out, const T* in, index_t rows, const T* factor, const T* in_factor);
   /// Returns true if all numbers of in[rows × columns] are finite.
   bool (*all_finite)(const E* in, index_t stride, index_t rows, index_t columns);
-  /// Packs rows of V into panels of `rows` channels, as keys [first, first + keys) of a block. Missing
+  /// Packs rows of V into panels of `pass` channels, as keys [first, first + keys) of a block. Missing
   /// channels are 0. The keys of a pass are contiguous. The pass that begins with `key`, a multiple of
-  /// `rows`, starts at key · rows.
+  /// `pass`, starts at key · pass.
   void (*pack_values)(const E* v, index_t v_stride, index_t first, index_t keys, index_t channels, E* panels,
                       index_t panel_stride);
 };

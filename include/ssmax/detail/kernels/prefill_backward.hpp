@@ -15,7 +15,7 @@ struct PrefillBackwardKernels {
   /// and is not part of dc, whatever the other factors are.
   void (*score_gradients)(T* u, index_t keys, const T* z, const T* slope, const T* c, T* dc);
   /// Computes out[keys][pitch] += a[keys][·] · b[lanes][pitch]. pitch must be whole vectors, keys a multiple
-  /// of PrefillKernels::rows.
+  /// of PrefillKernels::pass.
   void (*add_product)(const T* a, index_t lanes, index_t keys, const T* b, index_t pitch, T* out);
   /// Writes out[r][c] = in[r][c] · factor[r], padded with 0 to out's pitch.
   void (*scale_rows)(const T* const* in, index_t rows, index_t columns, const T* factor, T* out,
@@ -58,7 +58,7 @@ struct RoundedBackwardKernels {
   void (*form)(const T* z, const T* dp, index_t keys, const PlainLogits<T>& logits,
                const RoundedGradients<T, E>& to);
   /// Computes out[keys][pitch] += a[keys][·] · b[lanes / 2][pitch][2]. keys must be a multiple of
-  /// PrefillKernels::rows, lanes of PrefillKernels::depth.
+  /// PrefillKernels::pass, lanes of PrefillKernels::depth.
   void (*add_product)(const E* a, index_t a_stride, index_t lanes, index_t keys, const E* b, index_t pitch,
                       T* out);
   /// Writes out[c][2] = low[c], high[c], padded with 0 to out's pitch.

@@ -11,7 +11,7 @@ SSMAX_BEGIN_SHARED
 template <class X>
 struct GradientRows {
   const X *out, *dout, *logits;  // logits is null if dc is not wanted
-  X* dlogits;                    // may be out or dout
+  X* dlogits;                    // may be out, dout or logits
   index_t out_stride = 0, dout_stride = 0, logits_stride = 0, dlogits_stride = 0;
   index_t rows = 1, n = 0;
 };

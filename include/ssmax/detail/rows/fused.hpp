@@ -18,7 +18,7 @@ inline double leading_half(double x) {
 
 /// Returns a·b + c as if the product were exact (T. J. Dekker, 1971). The result is exact if c is -a·b
 /// rounded. This code replaces std::fma for Clang: with -Ofast, Clang computes std::fma with two roundings if
-/// the unit's flags lack the instruction, even inside SSMAX_BEGIN.
+/// the unit's flags lack the instruction, even between SSMAX_BEGIN and SSMAX_END.
 inline double fused(double a, double b, double c) {
   const double product = a * b, sum = product + c;
   const double a_high = leading_half(a), a_low = a - a_high;

@@ -89,8 +89,7 @@ class Variant : public VariantFacts {
   Variant(const Variant&) = delete;
   Variant& operator=(const Variant&) = delete;
 
-  /// Returns the keys of `stored` that may be visible to a query, the multiplier c, and the arguments with which the
-  /// scaling was called.
+  /// Returns the keys of `stored` that may be visible to a query, the multiplier c, and n.
   virtual QueryRow row(const Query& query, KeyRange stored) const = 0;
   virtual index_t query_position(const Query& query) const = 0;
   virtual index_t key_position(const Query& query, index_t key) const = 0;

@@ -9,8 +9,8 @@
 SSMAX_BEGIN_COMPILED
 
 /// Makes the list of a call for at most `threads` threads, with its arrays in memory of the workspace. Reads no element
-/// of a tensor. Requires checked arguments. Operand is the operand type that the call may have (route.hpp, OperandsOf):
-/// Compute or bfloat16.
+/// of a tensor. Requires checked arguments. Operand is the operand type that the call may have (OperandOf in
+/// desk/tensor.hpp): Compute or bfloat16.
 template <class Operand, class Compute>
 void make_list(const shared::Problem<Compute>& problem, const shared::Variant<Compute>& variant,
                const shared::Result<Compute>& result, index_t threads, Workspace& workspace,
