@@ -357,8 +357,8 @@ T mean_of_rows(const View<T, 3>& sum_of_squares, index_t head, const F& f) {
 }  // namespace detail
 
 /// Writes the statistics of each head that are given in `heads`. The table of HeadStatistics has the formulas. Means
-/// are added in double and rounded once. A result must not overlap a view that the call reads, or another result. Throws
-/// std::invalid_argument before anything is written. Does not allocate.
+/// are added in double and rounded once. A result must not overlap a view that the call reads, or another result.
+/// Throws std::invalid_argument before anything is written. Does not allocate.
 template <class T>
 void reduce_heads(const RowStatistics<T>& rows, const std::type_identity_t<HeadStatistics<T>>& heads) {
   const char* function = "reduce_heads";
@@ -397,8 +397,9 @@ void reduce_heads(const RowStatistics<T>& rows, const std::type_identity_t<HeadS
 }
 
 /// Merges all of `others` into `into`, in their order. The result does not depend on the thread or the time at which
-/// a state was computed. All states have the extents of `into`. A state with statistics merges only with states that have
-/// them, too. `into` must not overlap the others. Throws std::invalid_argument before anything is written. Does not allocate.
+/// a state was computed. All states have the extents of `into`. A state with statistics merges only with states that
+/// have them, too. `into` must not overlap the others. Throws std::invalid_argument before anything is written. Does
+/// not allocate.
 template <class T>
 void merge(const AttentionState<T>& into, std::span<const std::type_identity_t<AttentionState<T>>> others) {
   for (const AttentionState<T>& other : others) detail::check_merge(into, other);
@@ -462,9 +463,9 @@ void merge(const std::type_identity_t<AttentionResult<const T>>& first,
 }
 
 /// Writes out = o / sum and, unless lse is `View{}`, lse = ln Σ exp(c·z). With sinks, adds one sink per head to the
-/// denominator. Writes the statistics that are given: they require a state with statistics. `out` may be exactly state.o.
-/// No other output may overlap the state, the sinks or another output. Throws std::invalid_argument before anything is
-/// written.
+/// denominator. Writes the statistics that are given: they require a state with statistics. `out` may be exactly
+/// state.o. No other output may overlap the state, the sinks or another output. Throws std::invalid_argument before
+/// anything is written.
 template <class T>
 void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out,
             std::type_identity_t<View<T, 3>> lse = {}, std::span<const std::type_identity_t<T>> sinks = {},

@@ -95,9 +95,9 @@ class KvCache {
 
   /// Appends k [batch, kv_heads, new, width] and v [batch, kv_heads, new, value_width]. For sequence b, appends the
   /// first counts[b] of the new positions. If `counts` is empty, appends all of them. With a rope, rotates keys to
-  /// their positions. k and v must not lie in the memory of the cache. Throws std::invalid_argument if an extent does not
-  /// fit or the cache is full. Throws also if counts[b] is below 0 or above the number of new positions, and if the rope
-  /// lacks a position. The cache is then unchanged.
+  /// their positions. k and v must not lie in the memory of the cache. Throws std::invalid_argument if an extent does
+  /// not fit or the cache is full. Throws also if counts[b] is below 0 or above the number of new positions, and if the
+  /// rope lacks a position. The cache is then unchanged.
   ///
   /// `offsets` [new] or [batch, new] are for candidates of a Tree (mask_runs.hpp): the rope rotates new key i to
   /// position length(b) + offsets[i] instead of length(b) + i. Without a rope, they have no effect.

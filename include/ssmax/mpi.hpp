@@ -17,8 +17,8 @@
 /// Two blocks are on their way while a rank computes the previous one. The owner rotates keys once. Exception:
 /// receivers rotate keys of 16 bits. A rank does not receive blocks that are masked for all of its queries.
 ///
-/// **Bit-identical results.** A row is one query of one query head: for a kv head, a segment has positions · heads / kv_heads rows. "All
-/// short" means that every segment has at most 16 rows.
+/// **Bit-identical results.** A row is one query of one query head: for a kv head, a segment has positions · heads /
+/// kv_heads rows. "All short" means that every segment has at most 16 rows.
 ///
 /// | result | bit-identical to a single-process run if |
 /// |---|---|
@@ -112,8 +112,8 @@ namespace mpi {
 /// @{
 
 /// Computes attention (attention.hpp) of a sequence that the layout splits over ranks. Collective. The policies are a
-/// scaling, a mask, a score and an executor, in any order. q, k, v and out have one storage type. `out` must not overlap
-/// q. Throws std::invalid_argument for `state`, `lengths`, `continues`, and parts of the queries or keys.
+/// scaling, a mask, a score and an executor, in any order. q, k, v and out have one storage type. `out` must not
+/// overlap q. Throws std::invalid_argument for `state`, `lengths`, `continues`, and parts of the queries or keys.
 template <class A = float, class... P>
 requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const Layout& layout,
                                                     const std::type_identity_t<AttentionArguments<A>>& a,
@@ -243,9 +243,9 @@ SSMAX_MISTAKES_OF(attention_backward, Communicator&, const Layout&,
 
 /// Appends new positions to the cache of this rank, which holds the rank's positions of the layout, in their order. The
 /// tensors k and v [batch, kv_heads, new, channels] hold the positions [first, first + new) of the sequence, those of
-/// other ranks included. With a rope, rotates keys to their positions in the sequence. A local call. Throws std::invalid_argument if the
-/// layout lacks the positions, the cache lacks earlier positions of the rank, or a tensor does not fit. The cache is
-/// then unchanged.
+/// other ranks included. With a rope, rotates keys to their positions in the sequence. A local call. Throws
+/// std::invalid_argument if the layout lacks the positions, the cache lacks earlier positions of the rank, or a tensor
+/// does not fit. The cache is then unchanged.
 template <class K, class V>
 void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
             std::type_identity_t<View<const detail::ComputeType<K>, 4>> k,

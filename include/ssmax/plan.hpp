@@ -129,13 +129,13 @@ class Plan {
   /// | option of `a` | effect |
   /// |---|---|
   /// | sinks | replace those of the plan |
-  /// | dropout with p above 0 | replaces that of the plan; throws if the plan has none. p and seeds are not checked |
+  /// | dropout with p above 0 | replaces that of the plan; throws if the plan has no dropout |
   /// | statistics | replace the views of the plan; throws if the plan has no statistics. Left out: not written |
   ///
   /// Also throws if an extent or the storage type of q, k or v differs from the plan's, if an output overlaps an input,
   /// or if scaling, score or sinks do not fit. Over a source, also if a length or a range of stored keys differs from
-  /// the plan's, or if planned shared keys are not shared. Requires a dropout.p below 1, and seeds that are empty or one
-  /// per sequence.
+  /// the plan's, or if planned shared keys are not shared. Requires a dropout.p below 1, and seeds that are empty or
+  /// one per sequence.
   template <class... P>
   requires(detail::are_policies<const P...>() && !detail::has_mask_or_executor<const P...>())
       [[nodiscard]] auto bind(const AttentionArguments<A>& a, const P&... policies) const {
@@ -291,8 +291,8 @@ template <class A = float, class S = Softmax, class M = Full, class C = Identity
 class BackwardPlan {
  public:
   /// Plans calls on at most `max_threads` threads. The plan reads extents and storage types of the example's tensors.
-  /// The tensors may be null. `policies` are a mask, and examples of a scaling and a score: the gradients that they take
-  /// determine memory and tasks. They need not outlive the plan. With sinks, calls may take dsinks. If
+  /// The tensors may be null. `policies` are a mask, and examples of a scaling and a score: the gradients that they
+  /// take determine memory and tasks. They need not outlive the plan. With sinks, calls may take dsinks. If
   /// `gradients.accumulate` is true, calls may accumulate, and need more memory. Throws std::invalid_argument if
   /// shapes, policies, lengths or the positions of the rope do not fit, or if max_threads is below 1.
   template <class... P>

@@ -355,7 +355,8 @@ class Rope {
 /// Rotates each row [..., position, channel] of `in` to position start + its index and writes the row to `out`. Views
 /// have rank 2 to 4. `out` may be the memory of `in`. Otherwise `out` must not overlap `in`. Throws
 /// std::invalid_argument before any write, also for a position that is missing in the tables. A rope with positions of
-/// several sequences rotates batch entry b by those of sequence b: such views have rank 4 and a batch entry per sequence.
+/// several sequences rotates batch entry b by those of sequence b: such views have rank 4 and a batch entry per
+/// sequence.
 template <class T, int Rank>
 void rope(std::type_identity_t<View<const T, Rank>> in, View<T, Rank> out, const Rope<T>& tables,
           index_t start) {
