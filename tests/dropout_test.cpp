@@ -253,4 +253,25 @@ TEST_CASE("a wrong dropout is refused", "[attention][dropout][errors]") {
                 call({.p = 0.5, .seeds = seeds}));
 }
 
+TEST_CASE("a wrong dropout of a call of a plan is refused", "[attention][dropout][plan][errors]") {
+  std::vector<float> x(8), out(8);
+  AttentionArguments<float> a{.q = {x.data(), {1, 1, 1, 8}},
+                              .k = {x.data(), {1, 1, 1, 8}},
+                              .v = {x.data(), {1, 1, 1, 8}},
+                              .out = {out.data(), {1, 1, 1, 8}},
+                              .dropout = {.p = 0.5}};
+  const Plan plan(a, 1, Causal{});
+  const auto call = [&](const Dropout& dropout) {
+    a.dropout = dropout;
+    return [&plan, a] { std::ignore = plan.bind(a, Softmax{}); };
+  };
+  CHECK_NOTHROW(call({.p = 0.25})());
+  check_refused({"ssmax::Plan::bind: dropout.p is 1.5, must be at least 0 and below 1"}, call({.p = 1.5}));
+  check_refused({"ssmax::Plan::bind: dropout.p is -0.1"}, call({.p = -0.1}));
+  check_refused({"ssmax::Plan::bind: dropout.p is nan"}, call({.p = nan<double>}));
+  const std::vector<std::uint64_t> seeds(2);
+  check_refused({"ssmax::Plan::bind: dropout.seeds has size 2, sequences are 1"},
+                call({.p = 0.5, .seeds = seeds}));
+}
+
 }  // namespace attention_problem::backward_problem::dropout_test

@@ -305,6 +305,21 @@ TEMPLATE_TEST_CASE("keys within gaps of the largest logit: NaN and infinities", 
   }
 }
 
+TEST_CASE("gaps: rows of padding are neither read nor written", "[attention]") {
+  const Shape s{2, 4, 2, 5, 30, 8, 8};
+  const Problem<float> x = integers<float>(s);
+  const std::vector<index_t> queries{3, 5}, keys{20, 30};
+  Counts<float> counts(s, {0, 1});
+  std::ranges::fill(counts.counts, 0.25F);
+  count_within_gaps({.q = x.q_view(), .k = x.k_view(), .lengths = SequenceLengths::padded(queries, keys)},
+                    counts.view(s), Full{});
+  for (index_t i = 0; i < std::ssize(counts.counts); ++i) {
+    const bool is_padding = i / 20 % 2 == 0 && i % 5 >= 3;
+    CHECK((is_padding ? at(counts.counts, i) == 0.25F : at(counts.counts, i) >= 1));
+    if (i < 40) CHECK((at(counts.largest, i) == -77) == is_padding);
+  }
+}
+
 TEST_CASE("gaps: options that have no effect, strides and wrong arguments", "[attention][errors]") {
   const Shape s{1, 4, 2, 6, 30, 8, 8};
   const Problem<float> x = integers<float>(s);

@@ -115,6 +115,10 @@ TEST_CASE("statistics of heads: one alone, and wrong ones are refused", "[attent
   refused({"heads.effective_keys has extent 3", "rows.sum_of_squares", "2"}, {.effective_keys = three});
   refused({"heads.largest", "overlaps", "heads.entropy"}, {.largest = heads.keys, .entropy = heads.keys});
   refused({"heads.largest", "overlaps", "rows.largest"}, {.largest = {rows.largest.data(), {2}}});
+  refused({"heads.largest", "overlaps", "rows.entropy"},
+          {.largest = {rows.entropy.data(), {2}}, .entropy = heads.entropy});
+  refused({"heads.entropy", "overlaps", "rows.largest"},
+          {.largest = heads.largest, .entropy = {rows.largest.data(), {2}}});
   check_refused({"heads.entropy has extent 2", "rows.sum_of_squares", "0"}, [&] {
     reduce_heads<float>({.entropy = Rows<float>::view(rows.entropy)}, {.entropy = heads.entropy});
   });

@@ -1,5 +1,6 @@
 // A storage type of a user whose `store` throws: append leaves the cache as it was.
 
+#include "refusal.hpp"
 #include "test.hpp"
 
 namespace throwing_store_test {
@@ -94,6 +95,19 @@ TEST_CASE("append to a cache keeps its lengths if a store throws", "[kv_cache]")
     append(10, 1);
     for (const index_t b : {0, 1}) CHECK(keys_of(cache, b) == std::vector<float>{1, 2, 3, 11});
   }
+}
+
+TEST_CASE("out in the memory of q is refused if it has another type of the user", "[attention][errors]") {
+  std::vector<Fragile> memory(16);
+  auto* const q = reinterpret_cast<half*>(memory.data());
+  const std::vector<half> keys(16);
+  const View<const half, 4> k(keys.data(), {1, 1, 2, 8});
+  check_refused({"ssmax::attention: out", "overlaps q"}, [&] {
+    attention({.q = View<const half, 4>(q, {1, 1, 2, 8}),
+               .k = k,
+               .v = k,
+               .out = View<Fragile, 4>(memory.data(), {1, 1, 2, 8})});
+  });
 }
 
 }  // namespace throwing_store_test

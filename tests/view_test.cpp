@@ -45,3 +45,12 @@ TEST_CASE("a view converts to one of const elements, not back", "[view]") {
   CHECK(View<float, 2>{}.empty());
   CHECK(View<float, 2>(nullptr, {0, 5}).empty());
 }
+
+TEST_CASE("integers are of at most 64 bits", "[view]") {
+  static_assert(std::is_constructible_v<ssmax::Integers, const std::vector<std::int16_t>&>);
+#if defined(__SIZEOF_INT128__)
+  __extension__ using Wide = __int128;
+  static_assert(!std::is_constructible_v<ssmax::Integers, const std::vector<Wide>&>);
+#endif
+  SUCCEED();
+}

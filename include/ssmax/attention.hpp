@@ -267,7 +267,7 @@ requires(detail::is_call<A, P...>()) void count_within_gaps(
                             {all.stride(1), all.stride(2), all.stride(3)});
     const A gap = to.gaps[static_cast<std::size_t>(g)];
     run(detail::GapVariant<A, M, C>(given.mask, score, to.largest, gap), {.sum_of_squares = counts});
-    detail::invert_counts(counts, to.largest);
+    detail::invert_counts(a.lengths, counts, to.largest);
   }
 }
 

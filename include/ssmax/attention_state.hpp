@@ -337,7 +337,6 @@ void check_reduced(const char* name, const View<T, 1>& heads, const char* rows_n
   check_output(function, name, heads);
   check_view(function, rows_name, rows);
   check_extent(function, name, heads, 0, rows_name, rows, 1);
-  check_no_overlap(function, name, heads, rows_name, rows);
 }
 
 /// Returns the mean of f(batch, row) over the rows of a head whose Σ p² is not 0.
@@ -373,6 +372,15 @@ void reduce_heads(const RowStatistics<T>& rows, const std::type_identity_t<HeadS
   }
   if (has_keys)
     detail::check_reduced("heads.effective_keys", heads.effective_keys, "rows.sum_of_squares", squares);
+  const auto check_no_overlap = [&](const char* name, const View<T, 1>& result) {
+    if (has_largest) detail::check_no_overlap(function, name, result, "rows.largest", rows.largest);
+    if (has_entropy) detail::check_no_overlap(function, name, result, "rows.entropy", rows.entropy);
+    if (has_entropy || has_keys)
+      detail::check_no_overlap(function, name, result, "rows.sum_of_squares", squares);
+  };
+  check_no_overlap("heads.largest", heads.largest);
+  check_no_overlap("heads.entropy", heads.entropy);
+  check_no_overlap("heads.effective_keys", heads.effective_keys);
   detail::check_no_overlap(function, "heads.largest", heads.largest, "heads.entropy", heads.entropy);
   detail::check_no_overlap(function, "heads.largest", heads.largest, "heads.effective_keys",
                            heads.effective_keys);

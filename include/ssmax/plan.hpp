@@ -129,13 +129,12 @@ class Plan {
   /// | option of `a` | effect |
   /// |---|---|
   /// | sinks | replace those of the plan |
-  /// | dropout with p above 0 | replaces that of the plan; throws if the plan has no dropout |
+  /// | dropout with another p than 0 | replaces that of the plan; throws if the plan has no dropout |
   /// | statistics | replace the views of the plan; throws if the plan has no statistics. Left out: not written |
   ///
   /// Also throws if an extent or the storage type of q, k or v differs from the plan's, if an output overlaps an input,
   /// or if scaling, score or sinks do not fit. Over a source, also if a length or a range of stored keys differs from
-  /// the plan's, or if planned shared keys are not shared. Requires a dropout.p below 1, and seeds that are empty or
-  /// one per sequence.
+  /// the plan's, or if planned shared keys are not shared.
   template <class... P>
   requires(detail::are_policies<const P...>() && !detail::has_mask_or_executor<const P...>())
       [[nodiscard]] auto bind(const AttentionArguments<A>& a, const P&... policies) const {

@@ -62,7 +62,8 @@ using ElementOf =
 
 /// The type of a number that counts or numbers something.
 template <class I>
-concept Integer = std::integral<I> && !std::same_as<std::remove_cv_t<I>, bool>;
+concept Integer =
+    std::integral<I> && !std::same_as<std::remove_cv_t<I>, bool> && sizeof(I) <= sizeof(index_t);
 
 /// A std::vector, std::array or std::span of integers.
 template <class Range>

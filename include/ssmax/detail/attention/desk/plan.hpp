@@ -73,7 +73,7 @@ class PlanState {
       if (rows.extent(i) != planned.extent(i))
         fail_extent(function, name, i, rows.extent(i), "the plan", planned.extent(i));
     }
-    if (rows.kind() != planned.kind() || rows.element_bytes() != planned.element_bytes())
+    if (!rows.has_type_of(planned))
       fail_format("ssmax::%s: %s is stored in another type than the plan's", function, name);
   }
 
@@ -97,10 +97,10 @@ class PlanState {
     all.out = a.out;
     all.lse = a.lse;
     if (!a.sinks.empty()) all.sinks = a.sinks;
-    if (a.dropout.p > 0 && options_.dropout.p <= 0)
+    if (a.dropout.p != 0 && options_.dropout.p <= 0)
       fail_format("ssmax::%s: dropout.p is %g, the plan was made without dropout", function,
                   static_cast<double>(a.dropout.p));
-    if (a.dropout.p > 0) all.dropout = a.dropout;
+    if (a.dropout.p != 0) all.dropout = a.dropout;
     if constexpr (requires { a.statistics; }) {
       if (a.statistics.functions() != nullptr && options_.statistics.functions() == nullptr)
         fail_format("ssmax::%s: statistics are given, the plan was made without statistics", function);
@@ -236,6 +236,7 @@ class ForwardPlan : public PlanState<A, AttentionArguments<A>> {
       Base::check_planned(function, "v", a.v, options_.v);
       check_tensors(function, call);
     }
+    check_dropout(function, call.problem);
     complete(call, variant);
     if (is_over_source_ && !source_.has_layout(call.problem.keys))
       check_shared_keys(function, this->list(), call.problem);

@@ -75,6 +75,10 @@ class Rows {
   SSMAX_INLINE constexpr index_t end_head() const { return first_head_ + extents_[1]; }
   SSMAX_INLINE constexpr bool is_given() const { return data_ != nullptr; }
   SSMAX_INLINE constexpr index_t element_bytes() const { return size_; }
+  /// Returns whether the elements have the storage type of another tensor. Your own types differ by their sizes alone.
+  SSMAX_INLINE constexpr bool has_type_of(const Rows& other) const {
+    return kind_ == other.kind_ && size_ == other.size_;
+  }
   SSMAX_INLINE constexpr void set_first_head(index_t head) { first_head_ = head; }
   /// Refers to contiguous elements of the same type at another address.
   SSMAX_INLINE constexpr void place(const void* data, const std::array<index_t, 4>& extents) {

@@ -34,7 +34,7 @@ struct Logits {
 template <class Compute>
 struct LaneNumbers {
   Compute *q_factor, *row_factor;          // factors of queries that are loaded into lanes, and into rows
-  Compute *rescale, *chunk_rescale;        // states: factors of earlier sums, and of the sums of a chunk
+  Compute* rescale;                        // states: factors of earlier sums
   Compute *multiplier, *slope, *distance;  // score functions
   Compute *first, *last;                   // masks: the visible keys of a lane
   Compute* dc;                             // gradients of the multipliers

@@ -12,9 +12,8 @@ SSMAX_BEGIN_DETAIL
 template <class Compute>
 LaneNumbers<Compute> take_lane_numbers(Arena& arena, index_t tile_lanes) {
   LaneNumbers<Compute> lane;
-  for (Compute** numbers :
-       {&lane.q_factor, &lane.row_factor, &lane.rescale, &lane.chunk_rescale, &lane.multiplier, &lane.slope,
-        &lane.distance, &lane.first, &lane.last, &lane.dc, &lane.zero, &lane.one}) {
+  for (Compute** numbers : {&lane.q_factor, &lane.row_factor, &lane.rescale, &lane.multiplier, &lane.slope,
+                            &lane.distance, &lane.first, &lane.last, &lane.dc, &lane.zero, &lane.one}) {
     *numbers = arena.take<Compute>(tile_lanes);
   }
   if (lane.zero != nullptr) {  // null while the arena counts bytes
