@@ -100,9 +100,13 @@ TEST_CASE("append to a cache keeps its lengths if a store throws", "[kv_cache]")
 TEST_CASE("out in the memory of q is refused if it has another type of the user", "[attention][errors]") {
   std::vector<Fragile> memory(16);
   auto* const q = reinterpret_cast<half*>(memory.data());
-  const View<const half, 4> halves(q, {1, 1, 2, 8});
-  check_refused({"ssmax::attention: out", "overlaps", "q"}, [&] {
-    attention({.q = halves, .k = halves, .v = halves, .out = View<Fragile, 4>(memory.data(), {1, 1, 2, 8})});
+  const std::vector<half> keys(16);
+  const View<const half, 4> k(keys.data(), {1, 1, 2, 8});
+  check_refused({"ssmax::attention: out", "overlaps q"}, [&] {
+    attention({.q = View<const half, 4>(q, {1, 1, 2, 8}),
+               .k = k,
+               .v = k,
+               .out = View<Fragile, 4>(memory.data(), {1, 1, 2, 8})});
   });
 }
 

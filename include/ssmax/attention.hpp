@@ -250,9 +250,10 @@ requires(detail::is_call<A, P...>()) void count_within_gaps(
   using C = std::remove_cvref_t<decltype(score)>;
   detail::check_gap_counts<A>(function, a, to);
   AttentionArguments<A> logits = detail::without_values(a);
+  shared::ForwardCall<A> call{};
   const auto run = [&](const shared::Variant<A>& variant, const RowStatistics<A>& statistics) {
     logits.statistics = statistics;
-    shared::ForwardCall<A> call{};
+    call = {};
     detail::build_call(function, logits, a.keys, call);
     call.problem.keys.leave_out_values();
     call.facts.has_mask = given.has_mask;
@@ -267,7 +268,7 @@ requires(detail::is_call<A, P...>()) void count_within_gaps(
                             {all.stride(1), all.stride(2), all.stride(3)});
     const A gap = to.gaps[static_cast<std::size_t>(g)];
     run(detail::GapVariant<A, M, C>(given.mask, score, to.largest, gap), {.sum_of_squares = counts});
-    detail::invert_counts(a.lengths, counts, to.largest);
+    detail::invert_counts(call.problem, counts, to.largest);
   }
 }
 

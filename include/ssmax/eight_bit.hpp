@@ -52,7 +52,7 @@
 /// |---|---|
 /// | d | M / 127 in float |
 /// | scale | d, rounded to half |
-/// | values[i] | x[i] · (1 / d), rounded to the nearest integer, halves away from 0. Exception: 0 if d is 0 or 1 / d overflows |
+/// | values[i] | x[i] · (1 / d), rounded to nearest, halves away from 0. Exception: 0 if d is 0 or 1 / d overflows |
 /// | number i | values[i] · scale |
 ///
 /// | M | largest error of a number, up to M / 2^21 |

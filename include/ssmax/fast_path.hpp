@@ -15,9 +15,9 @@
 /// | by_size | scalings | c depends on the head and n alone, not on the position | |
 ///
 ///     void apply(const Lanes<T>& lanes) const                       replaces the logits by z'
-///     void differentiate(const Lanes<const T>& lanes, T* d) const   multiplies d by dz'/dz; lanes holds what apply made
-///     const X* row(const Query&) const                              the query's row of float, double, half or bfloat16,
-///                                                                   contiguous, or null without one
+///     void differentiate(const Lanes<const T>& lanes, T* d) const   multiplies d by dz'/dz; lanes has apply's results
+///     const X* row(const Query&) const                              the query's row of float, double, half or
+///                                                                   bfloat16, contiguous, or null without one
 ///     G* gradient_row(const Query&) const                           where accumulate adds dz' of the query's keys,
 ///                                                                   contiguous, for all queries or null for all
 ///

@@ -5,23 +5,23 @@
 ///
 ///     using Element                                   the storage type of keys and values (storage.hpp)
 ///     KeySourceShape shape() const                    returns the extents
-///     index_t length(batch) const                     returns the number of positions of a sequence, as any integer type.
-///                                                     n and positions count them
+///     index_t length(batch) const                     returns the number of positions of a sequence, of any integer
+///                                                     type. n and positions count them
 ///     KeyRange stored(batch) const                    returns the positions whose keys are stored: [first, length)
 ///     KeyRun<Element> run(batch, kv_head, key) const  returns the longest contiguous run of stored keys that starts at
 ///                                                     `key`
 ///
 /// Optional members:
 ///
-///     using ValueElement                              the storage type of values, if it differs from Element. `run` then
-///                                                     returns KeyRun<Element, ValueElement>
+///     using ValueElement                              the storage type of values, if it differs from Element. `run`
+///                                                     then returns KeyRun<Element, ValueElement>
 ///     KeyRange forgotten(batch) const                 returns positions within stored(batch) whose keys are no longer
 ///                                                     stored. A mask must not show them. `run` must return readable
 ///                                                     memory for them (default: no position)
-///     bool shares_keys() const                        returns whether several sequences may have keys in the same memory,
-///                                                     as sequences with common pages do. If two sequences have a key in
-///                                                     the same memory for kv head 0, they have it for all kv heads
-///                                                     (default: false)
+///     bool shares_keys() const                        returns whether several sequences may have keys in the same
+///                                                     memory, as sequences with common pages do. If two
+///                                                     sequences have a key in the same memory for kv head 0,
+///                                                     they have it for all kv heads (default: false)
 ///     std::uint64_t layout() const                    returns a number. If it is not 0, all sources with this number must
 ///                                                     have the same lengths, stored keys and shared keys.
 ///                                                     Plan::bind then does not compare them (default: 0)

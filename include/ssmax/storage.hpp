@@ -8,7 +8,7 @@
 /// | double | double | - |
 /// | half, bfloat16 | float | rounded once when stored, to nearest even |
 /// | Int8, Fp8E4M3, Fp8E5M2 | float | for caches and sources of keys: the same, with a factor per row (eight_bit.hpp) |
-/// | Q8_0 | float | for caches and sources of keys: groups of 32 numbers with a factor, rounded as in ggml (eight_bit.hpp) |
+/// | Q8_0 | float | for caches and sources of keys: groups of 32 numbers with a factor, as in ggml (eight_bit.hpp) |
 ///
 /// You add a storage type by one specialisation in namespace ssmax:
 ///
@@ -30,9 +30,9 @@
 /// for other widths. A type with `group` is for caches and sources of keys only.
 ///
 /// If the type has `scale`, a KvCache divides each row of keys or values by scale(row) and stores one float per row.
-/// Attention multiplies the result of `load` by this float. A type with `scale` is for caches and for sources that return factors. A type without
-/// `scale` is for rows, queries, keys and values. Exception: with `SSMAX_COMPILED`, the functions over rows of logits
-/// accept float, double, half and bfloat16 only.
+/// Attention multiplies the result of `load` by this float. A type with `scale` is for caches and for sources that
+/// return factors. A type without `scale` is for rows, queries, keys and values. Exception: with `SSMAX_COMPILED`, the
+/// functions over rows of logits accept float, double, half and bfloat16 only.
 #pragma once
 
 #include <algorithm>

@@ -104,17 +104,6 @@ inline void check_query_part(const char* function, const Rows& q, const CallFact
                   "leaves no room for q in all_queries,", "all_queries", facts.all_queries);
 }
 
-/// Throws unless the call can drop weights as its option says.
-template <class A>
-void check_dropout(const char* function, const Problem<A>& problem) {
-  const DropoutOption<A>& dropout = problem.dropout;
-  if (const double p = dropout.p; !(p >= 0 && p < 1))
-    fail_format("ssmax::%s: dropout.p is %g, must be at least 0 and below 1", function, p);
-  if (!dropout.seeds.empty() && std::ssize(dropout.seeds) != problem.sequences())
-    fail_value(function, "dropout.seeds", "has size", std::ssize(dropout.seeds), "sequences are",
-               problem.sequences());
-}
-
 /// Throws if an option has no effect in a call, or if the scale is not finite. Exceptions: float_products,
 /// rounded_rotation and batch_invariant choose among paths, and are accepted by every call.
 template <class A>
@@ -122,7 +111,12 @@ void check_options(const char* function, const Problem<A>& problem, const CallFa
                    std::span<const A> sinks, bool scaled_sinks) {
   if (!std::isfinite(problem.scale))
     fail_format("ssmax::%s: scale is %g, must be finite", function, problem.scale);
-  check_dropout(function, problem);
+  const DropoutOption<A>& dropout = problem.dropout;
+  if (const double p = dropout.p; !(p >= 0 && p < 1))
+    fail_format("ssmax::%s: dropout.p is %g, must be at least 0 and below 1", function, p);
+  if (!dropout.seeds.empty() && std::ssize(dropout.seeds) != problem.sequences())
+    fail_value(function, "dropout.seeds", "has size", std::ssize(dropout.seeds), "sequences are",
+               problem.sequences());
   const bool has_rope = problem.rope.cosine != nullptr;
   if (facts.rotate_source_keys && !problem.in_cache)
     fail_format("ssmax::%s: rotate_source_keys is true, must be false without a source of keys", function);

@@ -141,13 +141,11 @@ void check_gap_counts(const char* function, const AttentionArguments<A>& a, cons
 
 /// Replaces Σ p² by 1 / Σ p² in the rows of the sequences. Writes NaN where the largest logit is NaN.
 template <class A>
-void invert_counts(const SequenceLengths& lengths, const View<A, 3>& counts, const View<A, 3>& largest) {
-  const index_t sequences = lengths.is_given() ? lengths.count() : counts.extent(0);
-  for (index_t s = 0; s < sequences; ++s) {
-    const SequenceRows rows =
-        lengths.is_given() ? lengths.query_rows(s) : SequenceRows{s, 0, counts.extent(2)};
+void invert_counts(const Problem<A>& problem, const View<A, 3>& counts, const View<A, 3>& largest) {
+  for (index_t b = 0; b < problem.sequences(); ++b) {
+    const Sequence rows = sequence_of(problem, b);
     for (index_t h = 0; h < counts.extent(1); ++h) {
-      for (index_t i = rows.first; i < rows.first + rows.count; ++i) {
+      for (index_t i = rows.first_row; i < rows.first_row + rows.queries; ++i) {
         A& n = counts(rows.entry, h, i);
         if (n != 0) n = std::round(1 / n);
         if (std::isnan(largest(rows.entry, h, i))) n = largest(rows.entry, h, i);

@@ -236,7 +236,7 @@ class ForwardPlan : public PlanState<A, AttentionArguments<A>> {
       Base::check_planned(function, "v", a.v, options_.v);
       check_tensors(function, call);
     }
-    check_dropout(function, call.problem);
+    check_options(function, call.problem, call.facts, call.result.sinks, call.result.scaled_sinks);
     complete(call, variant);
     if (is_over_source_ && !source_.has_layout(call.problem.keys))
       check_shared_keys(function, this->list(), call.problem);
