@@ -83,11 +83,14 @@ def arguments(
     if c is not None:
         c = c.to(compute_type(query.dtype))
     bias, hides, visible = score.bias, mask.additive is not None, mask.visible
+    bias_modulo = score.modulo if bias is not None else mask.modulo
     if bias is not None:
         bias = bias.to(compute_type(query.dtype))
     if hides:
         if score.slopes_multiply == BIAS:
             raise ValueError("score: SlopedBias does not work with an additive mask")
+        if bias is not None and (score.modulo or mask.modulo):
+            raise ValueError("score: Bias does not work with an additive mask where one of them has modulo")
         additive = additive_as(mask.additive, compute_type(query.dtype))
         if bias is None:
             bias = additive
@@ -121,11 +124,13 @@ def arguments(
         mask.cu_queries,
         mask.cu_keys,
         visible,
+        mask.modulo and visible is not None,
         score.softcap,
         score.scale_invariant,
         score.slopes,
         score.slopes_multiply,
         bias,
+        bias_modulo and bias is not None,
         hides,
         sinks,
         scaled_sinks,

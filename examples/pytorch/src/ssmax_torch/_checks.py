@@ -58,6 +58,15 @@ def check_broadcast(name: str, tensor: Tensor | None, *extents: int) -> None:
             _check(own == wanted, name, tensor, expected)
 
 
+def matrices(tensor: Tensor | None, heads: int) -> int:
+    """Returns the number of a tensor's matrices, where head h reads matrix h % matrices."""
+    if tensor is None or tensor.dim() < 3:
+        return heads
+    number = tensor.shape[-3]
+    _check(number > 0 and heads % number == 0, "a matrix with modulo", tensor, f"a divisor of {heads} heads")
+    return number
+
+
 def check_entries(name: str, tensor: Tensor | None, batch: int) -> None:
     """Throws unless the tensor is left out or has one number for each batch entry."""
     if tensor is not None:
