@@ -15,7 +15,10 @@ std::pair<Tensor, Tensor> counts_of(const Tensor& query, const Tensor& key, cons
   const Parameters parameters(a, heads);
   const Options<A> options(a, extents);
   std::vector<A> computed_gaps;
-  for (double gap : gaps) computed_gaps.push_back(static_cast<A>(gap));
+  for (double gap : gaps) {
+    const bool is_large = gap > static_cast<double>(std::numeric_limits<A>::max());
+    computed_gaps.push_back(is_large ? std::numeric_limits<A>::infinity() : static_cast<A>(gap));
+  }
 
   const Tensor largest = new_tensor(std::array{batch, heads, queries}, scalar_type<A>);
   const Tensor counts = new_tensor(std::array{std::ssize(gaps), batch, heads, queries}, scalar_type<A>);

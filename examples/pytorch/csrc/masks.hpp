@@ -88,16 +88,15 @@ inline ssmax::HeadsOfMatrix heads_of_matrix(bool modulo) {
 template <class A>
 struct Matrices {
   std::optional<ssmax::MatrixMask<bool>> visible;
-  std::optional<ssmax::View<const A, 4>> additive;
+  std::optional<ssmax::shared::QueryMatrix<const A>> additive;
 
   ssmax::KeyRange keys(const ssmax::Query& query) const { return {0, query.shape.keys}; }
   bool sees(const ssmax::Query& query, index_t key) const {
-    return (!visible || visible->sees(query, key)) &&
-           (!additive ||
-            !((*additive)(query.batch, query.head % additive->extent(1), query.index, key) <= lowest));
+    return (!visible || visible->sees(query, key)) && (!additive || !((*additive)(query, key) <= lowest));
   }
   void check(const ssmax::QueryShape& shape) const {
     if (visible) visible->check(shape);
+    if (additive) additive->check("MatrixMask", "matrix", shape);
   }
 
   static constexpr A lowest = std::numeric_limits<A>::lowest();
@@ -119,8 +118,10 @@ void with_mask(const Arguments& a, const Extents& extents, const F& f) {
     matrices.visible.emplace(matrix_view<const bool>("mask", *a.visible, extents, a.visible_modulo),
                              heads_of_matrix(a.visible_modulo));
   }
-  if (a.bias && a.bias_hides)
-    matrices.additive = matrix_view<const A>("mask", *a.bias, extents, a.bias_modulo);
+  if (a.bias && a.bias_hides) {
+    matrices.additive.emplace(matrix_view<const A>("mask", *a.bias, extents, a.bias_modulo),
+                              heads_of_matrix(a.bias_modulo));
+  }
   if (matrices.visible || matrices.additive) {
     // Rare with documents: without them, one document has everything.
     const std::array<index_t, 2> queries{0, extents[2]}, keys{0, extents[3]};

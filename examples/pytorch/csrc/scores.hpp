@@ -3,6 +3,7 @@
 
 #include <ssmax/score.hpp>
 
+#include "masks.hpp"
 #include "scale_invariant.hpp"
 #include "scalings.hpp"
 

@@ -4,6 +4,7 @@ import pytest
 import reference
 import torch
 from torch.library import opcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 from ssmax_torch import GapCounts, attention, count_within_gaps, mask, score
 from ssmax_torch._arguments import arguments
@@ -51,7 +52,8 @@ def test_largest_is_that_of_attention_and_no_key_counts_0():
     seen[5] = False
     softcap = score.Softcap(3.0)
     largest, counts = count_within_gaps(q, k, GAPS, mask=seen, score=softcap)
-    assert torch.equal(largest, attention(q, k, k, mask=seen, score=softcap, return_statistics=True)[1].largest)
+    statistics = attention(q, k, k, mask=seen, score=softcap, return_statistics=True)[1]
+    torch.testing.assert_close(largest, statistics.largest, rtol=1e-15, atol=0)
     assert (largest[:, :, 5] == -torch.inf).all() and (counts[:, :, :, 5] == 0).all()
     assert torch.equal(counts[3].long(), seen.sum(-1).expand(2, 4, -1))
 
@@ -79,6 +81,17 @@ def test_opcheck(options):
     what = dict.fromkeys(["scaling", "mask", "score", "sinks", "rope", "scale"]) | dict(scaled_sinks=False) | options
     q, k = (x.detach() for x in inputs(torch.float32))
     opcheck(torch.ops.ssmax.count_within_gaps.default, (q, k, GAPS, *arguments(q, **what)))
+
+
+def test_vmap_and_flop():
+    q, k = (x.detach() for x in inputs())
+    stacked = torch.func.vmap(lambda q: tuple(count_within_gaps(q, k, GAPS)))(torch.stack([q, 2 * q]))
+    for i, one in enumerate((q, 2 * q)):
+        for mine, other in zip(stacked, count_within_gaps(one, k, GAPS), strict=True):
+            assert torch.equal(mine[i], other)
+    with FlopCounterMode(display=False) as counter:
+        count_within_gaps(q, k, GAPS)
+    assert counter.get_total_flops() == 5 * 2 * 2 * 4 * 21 * 40 * 16
 
 
 def test_compile_autocast_and_meta():

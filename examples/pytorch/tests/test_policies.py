@@ -104,7 +104,8 @@ MASKS = {
     "additive": (ADDITIVE, dict(matrix=MATRIX[:, :1])),
     "matrices by modulo": (mask.MatrixMask(MATRIX[:, :2], modulo=True), dict(matrix=MATRIX[:, :2].repeat(1, 2, 1, 1))),
     "causal & matrices by modulo": (
-        mask.Causal() & mask.MatrixMask(MATRIX[0, :2], modulo=True), dict(causal=True, matrix=MATRIX[:, :2].repeat(1, 2, 1, 1)),
+        mask.Causal() & mask.MatrixMask(MATRIX[0, :2], modulo=True),
+        dict(causal=True, matrix=MATRIX[:, :2].repeat(1, 2, 1, 1)),
     ),
 }
 
@@ -243,14 +244,19 @@ def test_matrices_by_modulo(batch, learns):
 def test_wrong_matrices_by_modulo():
     q, k, v = (x.detach() for x in inputs())
     three = torch.ones(1, 3, QUERIES, KEYS, dtype=torch.bool)
-    wrong = {"mask": dict(mask=mask.MatrixMask(three, modulo=True)), "bias": dict(score=score.Bias(three.double(), modulo=True))}
-    for what in wrong.values():
-        with pytest.raises(ValueError, match="must divide the heads of the attention, 4"):
+    wrong = {
+        "mask": dict(mask=mask.MatrixMask(three, modulo=True)),
+        "bias": dict(score=score.Bias(three.double(), modulo=True)),
+    }
+    wrong["additive mask"] = dict(mask=mask.MatrixMask(three.double(), modulo=True))
+    names = {"mask": "mask.MatrixMask", "bias": "score.Bias", "additive mask": "mask.MatrixMask"}
+    for name, what in wrong.items():
+        with pytest.raises(ValueError, match=f"{names[name]}: .* must divide the heads of the attention, 4"):
             attention(q, k, v, **what)
-        with pytest.raises(ValueError, match=r"must have a divisor of 4 heads"):
+        with pytest.raises(ValueError, match="must have a number of matrices that divides 4 heads"):
             attention(q.to("meta"), k.to("meta"), v.to("meta"), **{n: to_meta(x) for n, x in what.items()})
     two = MATRIX[:, :2]
-    with pytest.raises(ValueError, match="a shape that broadcasts to|must"):
+    with pytest.raises(ValueError, match=r"mask has shape \[1, 2, 21, 37\]"):
         attention(q, k, v, mask=two)
     by_modulo = mask.MatrixMask(two, modulo=True)
     for other in (MATRIX, ADDITIVE, by_modulo):

@@ -18,7 +18,7 @@ _EVERY_KEY = Mask()
 _STRIDED = torch.strided
 
 
-def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+def check_tensors(query: Tensor, key: Tensor, value: Tensor, function: str = "attention") -> None:
     """Throws unless all three are dense tensors on the CPU, or all three are on the meta device."""
     for tensor in (query, key, value):
         if not isinstance(tensor, Tensor) or not tensor.is_cpu or tensor.layout is not _STRIDED or tensor.is_nested:
@@ -27,10 +27,10 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
         return
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"ssmax_torch.attention: {name} is a {type(tensor).__name__}, must be a tensor")
+            raise TypeError(f"ssmax_torch.{function}: {name} is a {type(tensor).__name__}, must be a tensor")
         if tensor.layout is not _STRIDED or tensor.is_nested:
             kind = "nested" if tensor.is_nested else str(tensor.layout)
-            raise ValueError(f"ssmax_torch.attention: {name} is {kind}, must be a dense tensor")
+            raise ValueError(f"ssmax_torch.{function}: {name} is {kind}, must be a dense tensor")
     if query.device.type not in ("cpu", "meta"):
         raise ValueError(f"query is on {query.device}, must be on the CPU")
     for name, tensor in (("key", key), ("value", value)):

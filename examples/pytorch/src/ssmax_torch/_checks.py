@@ -58,12 +58,13 @@ def check_broadcast(name: str, tensor: Tensor | None, *extents: int) -> None:
             _check(own == wanted, name, tensor, expected)
 
 
-def matrices(tensor: Tensor | None, heads: int) -> int:
+def matrices(name: str, tensor: Tensor | None, heads: int) -> int:
     """Returns the number of a tensor's matrices, where head h reads matrix h % matrices."""
-    if tensor is None or tensor.dim() < 3:
+    if tensor is None or not 3 <= tensor.dim() <= 4:
         return heads
     number = tensor.shape[-3]
-    _check(number > 0 and heads % number == 0, "a matrix with modulo", tensor, f"a divisor of {heads} heads")
+    fits = number == heads or (number > 0 and heads % number == 0)
+    _check(fits, name, tensor, f"a number of matrices that divides {heads} heads")
     return number
 
 

@@ -43,8 +43,11 @@ def count_within_gaps(
     The results are float32, or float64 for float64. They have no gradient. If a visible logit is NaN, the query's results
     are NaN. The logits are computed once for the largest and once per gap.
     """
-    check_tensors(query, key, key)
+    check_tensors(query, key, key, "count_within_gaps")
     gaps = [float(gap) for gap in gaps]
+    for i, gap in enumerate(gaps):
+        if not gap >= 0:
+            raise ValueError(f"ssmax_torch.count_within_gaps: gaps[{i}] is {gap}, must be at least 0")
     with torch.no_grad():
         given = arguments(query, None, mask, score, None, False, rope, scale)
         return GapCounts(*call_count_within_gaps(query, key, gaps, *given))

@@ -67,7 +67,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, *arguments: object) -> Non
         ("mask", given["visible"], given["visible_modulo"]),
         ("bias", given["bias"], given["bias_modulo"]),
     ):
-        check_broadcast(name, tensor, batch, matrices(tensor, heads) if modulo else heads, queries, keys)
+        check_broadcast(name, tensor, batch, matrices(name, tensor, heads) if modulo else heads, queries, keys)
     for name in ("prefix", "lengths"):
         check_entries(name, given[name], batch)
 
@@ -140,6 +140,13 @@ def _attention_flop(query_shape, key_shape, value_shape, *arguments, out_shape=N
 @register_flop_formula(torch.ops.ssmax.attention_forward)
 def _(with_lse, *shapes, out_shape=None, **_) -> int:
     return _attention_flop(*shapes)
+
+
+@register_flop_formula(torch.ops.ssmax.count_within_gaps)
+def _(query_shape, key_shape, gaps, *arguments, out_shape=None, **_) -> int:
+    """Returns the FLOP of the logits, which are computed once for the largest and once per gap."""
+    batch, heads, queries, width = query_shape
+    return 2 * (1 + len(gaps)) * batch * heads * queries * key_shape[2] * width
 
 
 @register_flop_formula(torch.ops.ssmax.attention_backward)

@@ -214,8 +214,8 @@ class MatrixMask(Mask):
     """A tensor that broadcasts to [batch, heads, queries, keys]. A bool tensor shows the keys where it is true. A tensor
     of floating type is added to the logits; it masks a key by -inf or by its type's lowest number,
     ``torch.finfo(dtype).min``. Masked keys are not counted in n. A ``torch.nn.attention.bias.CausalBias`` becomes a
-    tensor of bool. With ``modulo``, the tensor has a number of heads, m, that divides that of query, and head h reads
-    matrix h % m, as in ggml."""
+    tensor of bool. With ``modulo``, the tensor has m matrices in place of heads. m divides the number of heads. Head
+    h reads matrix h % m, as in ggml."""
 
     def __init__(self, matrix: Tensor, modulo: bool = False):
         if not isinstance(matrix, Tensor):

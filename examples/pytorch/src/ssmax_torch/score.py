@@ -100,7 +100,7 @@ class Alibi(Score):
 class Bias(Score):
     """z + bias. bias broadcasts to [batch, heads, queries, keys] and is differentiable; its gradient is summed over the
     broadcast dimensions. A key with a bias of -inf has weight 0 and counts in n. A masked key does not count in n. With
-    ``modulo``, the number of bias's heads, m, divides that of query, and head h reads matrix h % m."""
+    ``modulo``, bias has m matrices in place of heads. m divides the number of heads. Head h reads matrix h % m."""
 
     def __init__(self, bias: Tensor, modulo: bool = False):
         super().__init__(bias=bias, modulo=modulo)

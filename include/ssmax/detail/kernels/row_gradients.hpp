@@ -30,7 +30,7 @@ struct RowGradientKernels {
   index_t longest;
 
   /// Computes `backward` of all rows, with each row's mean. If rows.logits is not null, writes Σ u·logits of each
-  /// `rows_of_sum` rows to `sums`, the last sum of fewer rows. A row's results do not depend on the number of rows.
+  /// `rows_of_sum` rows to `sums`, the last sum of fewer rows. dlogits of a row does not depend on the number of rows.
   void (*backward_rows)(const GradientRows<T>& rows, T c, index_t rows_of_sum, T* sums);
   /// Computes `log_backward` of all rows, with each row's total, and writes `sums` as backward_rows does.
   void (*log_backward_rows)(const GradientRows<T>& rows, T c, index_t rows_of_sum, T* sums);

@@ -5,12 +5,14 @@
 #include <algorithm>
 
 #include "driver.hpp"
+#include "groups.hpp"
 #include "row.hpp"
 #include "strided.hpp"
 
 SSMAX_BEGIN_DETAIL
 
-/// A row's multiplier c in the form that the kernels take. The kernels compute dz = factor·u and ⟨u, sign·z⟩.
+/// A row's multiplier c in the form that the kernels take. The kernels compute dz = factor·u. They compute ⟨u, z⟩
+/// for short rows, and ⟨u, sign·z⟩ for others.
 template <class T>
 class GradientFactor {
  public:
@@ -53,7 +55,7 @@ class GradientFactor {
   T factor_;
 };
 
-/// Writes dz = c·y ⊙ (dy - ⟨dy, y⟩). Returns ⟨y ⊙ (dy - ⟨dy, y⟩), sign·z⟩, or 0 if z is null. dz may be dy or
+/// Writes dz = c·y ⊙ (dy - ⟨dy, y⟩). Returns ⟨y ⊙ (dy - ⟨dy, y⟩), z⟩, or 0 if z is null. dz may be dy or
 /// y.
 struct SoftmaxGradient {
   template <class T>
@@ -74,7 +76,7 @@ struct SoftmaxGradient {
   }
 };
 
-/// Writes dz = c·(dy - p·Σdy) with p = exp(log_p). Returns ⟨dy - p·Σdy, sign·z⟩, or 0 if z is null. dz may be
+/// Writes dz = c·(dy - p·Σdy) with p = exp(log_p). Returns ⟨dy - p·Σdy, z⟩, or 0 if z is null. dz may be
 /// dy or log_p.
 struct LogSoftmaxGradient {
   template <class T>
@@ -155,7 +157,7 @@ constexpr index_t rows_of_sum(index_t n) {
 }
 
 /// Computes the gradients of short rows as gradient_of_rows does, several rows at a time. Exception: writes the sum of
-/// several rows to the dc of the first of them, and 0 to the others. Requires that the factor applies.
+/// several rows to the dc of the first of them, and 0 to the others. Requires that the kernels take c as it is.
 template <class Gradient, class T>
 double gradient_of_short_rows(const RowGradientKernels<T>& kernels, GradientRows<T> rows, T c, double* dc) {
   if (rows.logits == nullptr) {
@@ -163,6 +165,7 @@ double gradient_of_short_rows(const RowGradientKernels<T>& kernels, GradientRows
     return 0;
   }
   constexpr index_t rows_of_call = row_cut;  // all rows of a sum are in one call of an executor
+  static_assert(row_cut % least_scratch_rows == 0);
   const index_t step = rows_of_sum(rows.n);
   T sums[rows_of_call];
   double sum = 0;

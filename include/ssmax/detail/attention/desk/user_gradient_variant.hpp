@@ -51,7 +51,7 @@ Sharing sharing_of(const C& score, const QueryShape& shape) {
   return HasLogitGradients<C> ? Sharing::any : Sharing::one_head;
 }
 
-/// The functions that depend on the score function, and on the mask through positions.
+/// The functions that depend on mask and score function, but not on the scaling.
 template <class Compute, class M, class C>
 class UserGradientScore : public UserScore<Compute, M, C, GradientVariant<Compute>> {
   using Base = UserScore<Compute, M, C, GradientVariant<Compute>>;

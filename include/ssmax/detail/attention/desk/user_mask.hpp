@@ -1,4 +1,4 @@
-// Implements the functions of Variant that depend on the user's mask alone: each mask compiles them once.
+// Implements the functions of Variant that depend on the user's mask, but not on scaling and score function.
 #pragma once
 
 #include <limits>

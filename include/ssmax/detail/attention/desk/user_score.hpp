@@ -1,4 +1,4 @@
-// Implements the functions of Variant that depend on the user's score function, and on the mask through positions.
+// Implements the functions of Variant that depend on the user's mask and score function, but not on the scaling.
 #pragma once
 
 #include <numbers>
