@@ -157,7 +157,7 @@ constexpr index_t rows_of_sum(index_t n) {
 }
 
 /// Computes the gradients of short rows as gradient_of_rows does, several rows at a time. Exception: writes the sum of
-/// several rows to the dc of the first of them, and 0 to the others. Requires that the kernels take c as it is.
+/// several rows to the dc of the first of them, and 0 to the others. Requires |c| within 2^-64 to 2^64.
 template <class Gradient, class T>
 double gradient_of_short_rows(const RowGradientKernels<T>& kernels, GradientRows<T> rows, T c, double* dc) {
   if (rows.logits == nullptr) {

@@ -89,8 +89,8 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     if (problem_.dropout.p > 0) dropper_.emplace(problem_.dropout, sequence_->batch);
     finds_rows_ =
         tiles_ == 1 && has_short_runs(problem_.keys, batch_, kv_head, hull_.any, memory_.block_keys);
-    reads_rows_ = count <= most_rows_read && !Op::is_bf16 && problem_.keys.are_both(ElementKind::compute) &&
-                  !problem_.rotates_keys();
+    reads_rows_ = tiles_ == 1 && count <= std::min(most_rows_read, kernels_.width / 2) && !Op::is_bf16 &&
+                  problem_.keys.are_both(ElementKind::compute) && !problem_.rotates_keys();
     keys_ahead_ = tiles_ == 1 && !finds_rows_ ? 2 * keys_to_prefetch(problem_, rows_, hull_.any, 1) : 0;
     listed_ = {memory_.k_rows, memory_.v_rows};
     next_listed_ = {memory_.k_rows + key_block, memory_.v_rows + key_block};
