@@ -183,7 +183,10 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     // Products read whole passes: other rows have the weight 0.
     std::fill(k + keys.size(), k + round_up(at + keys.size(), kernels_.pass) - at, k[0]);
     std::fill(v + keys.size(), v + round_up(at + keys.size(), kernels_.pass) - at, v[0]);
-    held_ = {.first = keys.begin, .k_rows = k, .v_rows = v};
+    held_ = {};
+    held_.first = keys.begin;
+    held_.k_rows = k;
+    held_.v_rows = v;
     return true;
   }
 
