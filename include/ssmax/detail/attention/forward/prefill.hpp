@@ -8,7 +8,7 @@
 // 4. Multiply weights by V.
 //
 // Keys are read in place or, if they must be converted or rotated, copied: K into rows, V into panels. The bf16 path
-// always copies V. Each vector of queries needs a range of a block's keys. Products are computed for rectangles, for
+// always copies V. A task of few float or double queries reads rows by their addresses (row_logits, row_accumulate). Each vector of queries needs a range of a block's keys. Products are computed for rectangles, for
 // as many vectors at once as need the same keys. Keys that no query needs are skipped.
 #pragma once
 
@@ -180,9 +180,11 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     } else {
       problem_.keys.find_rows(batch_, kv_head_, keys, k, v);
     }
-    // Products read whole passes: other rows have the weight 0.
-    std::fill(k + keys.size(), k + round_up(at + keys.size(), kernels_.pass) - at, k[0]);
-    std::fill(v + keys.size(), v + round_up(at + keys.size(), kernels_.pass) - at, v[0]);
+    // Products read whole passes. Weights of the additional keys are 0, and so are their values.
+    const index_t all = round_up(at + keys.size(), kernels_.pass) - at;
+    if (all > keys.size()) std::fill_n(memory_.v, problem_.value_width(), Operand{0});
+    std::fill(k + keys.size(), k + all, k[0]);
+    std::fill(v + keys.size(), v + all, reinterpret_cast<const std::byte*>(memory_.v));
     held_ = {};
     held_.first = keys.begin;
     held_.k_rows = k;
@@ -435,8 +437,8 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     StridedRows<const Operand> k;
     ValuePanels<Operand> v;
     bool values_are_finite = true;
-    const std::byte *const *k_rows = nullptr, *const *v_rows =
-                                                  nullptr;  // or the addresses of rows from `first` on
+    const std::byte* const* k_rows = nullptr;  // or the addresses of rows from `first` on
+    const std::byte* const* v_rows = nullptr;
   };
 
   const PrefillKernels<Compute, Operand>& kernels_;
