@@ -161,7 +161,7 @@ TEMPLATE_TEST_CASE("batch_invariant: a cut prompt is bit-identical to one call",
 }
 
 TEMPLATE_TEST_CASE(
-    "batch_invariant: one query has the bits of the same query among many, also with infinite values",
+    "batch_invariant: one query is bit-identical to itself among many, also with infinite values",
     "[attention][batch_invariant]", float, double) {
   using T = TestType;
   constexpr index_t many = 40;

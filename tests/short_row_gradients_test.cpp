@@ -199,7 +199,8 @@ TEST_CASE("NaN and infinity in a short row do not affect the other rows", "[soft
       for (index_t r = 0; r < most_rows; ++r) {
         const bool is_changed = r == 3 || r == 20 || r == 32;
         const index_t first = r / step * step;  // of the rows with the same dc
-        const bool changes_dc = first == 3 / step * step || first == 20 / step * step || first == 32 / step * step;
+        const bool changes_dc =
+            first == 3 / step * step || first == 20 / step * step || first == 32 / step * step;
         bool nan_in_row = false;
         for (index_t i = 0; i < p.n; ++i) {
           const std::size_t k = index(r * p.dlogits_stride + i);
