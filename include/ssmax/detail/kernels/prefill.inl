@@ -353,7 +353,7 @@ struct KernelTable<PrefillKernels<T>> {
       .rescale = tile_rescale<S, S::tile_vectors>,
       .accumulate = {tile_accumulate<S, 1>, tile_accumulate<S, 2>, tile_accumulate<S, 3>},
       .row_logits = row_logits<S>,
-      .row_accumulate = {row_accumulate<S, 1>, row_accumulate<S, 2>, row_accumulate<S, 4>},
+      .row_accumulate = {row_accumulate<S, 1>, row_accumulate<S, 2>},
       .merge = tile_merge<S>,
       .all_finite = all_finite<S>,
       .pack_values = tile_pack_values<S>,

@@ -8,8 +8,9 @@
 // 4. Multiply weights by V.
 //
 // Keys are read in place or, if they must be converted or rotated, copied: K into rows, V into panels. The bf16 path
-// always copies V. A task of few float or double queries reads rows by their addresses (row_logits, row_accumulate). Each vector of queries needs a range of a block's keys. Products are computed for rectangles, for
-// as many vectors at once as need the same keys. Keys that no query needs are skipped.
+// always copies V. A task of one or two float queries reads rows by their addresses (row_logits, row_accumulate). Each
+// vector of queries needs a range of a block's keys. Products are computed for rectangles, for as many vectors at once
+// as need the same keys. Keys that no query needs are skipped.
 #pragma once
 
 #include <algorithm>
@@ -373,9 +374,9 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   /// Multiplies the weights of these queries by V.
   void accumulate_rows(const NeededKeys& needed, const SoftmaxState<Compute>& state) const {
     const KeyRange keys = needed.of[0];
-    const auto accumulate = kernels_.row_accumulate[count_ <= 2 ? count_ - 1 : 2];
-    accumulate(held_.v_rows + needed.block.begin + keys.begin - held_.first, problem_.value_width(),
-               keys.size(), weights_of(memory_, keys.begin, 0), state.o);
+    kernels_.row_accumulate[count_ - 1](held_.v_rows + needed.block.begin + keys.begin - held_.first,
+                                        problem_.value_width(), keys.size(),
+                                        weights_of(memory_, keys.begin, 0), state.o);
   }
 
   /// Sets the dropped weights of a tile and a key block to 0.
@@ -449,7 +450,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   // A single tile that reads runs shorter than its key blocks finds and prefetches the rows of the next block. Longer
   // runs are not prefetched: from the third-level cache this costs 10 %, from memory it gains at most 10 %.
   bool finds_rows_ = false;
-  bool reads_rows_ = false;  // a task of few queries multiplies rows in place
+  bool reads_rows_ = false;  // a task of one or two queries multiplies rows in place
   index_t keys_ahead_ = 0;   // distance at which a single tile prefetches long runs of 8 bits
   std::optional<WeightDropper<Compute>> dropper_{};
   ListedRows listed_, next_listed_;  // of the held keys, and of those that are loaded next
