@@ -160,4 +160,38 @@ TEMPLATE_TEST_CASE("batch_invariant: a cut prompt is bit-identical to one call",
   }
 }
 
+TEMPLATE_TEST_CASE(
+    "batch_invariant: one query is bit-identical to itself among many, also with infinite values",
+    "[attention][batch_invariant]", float, double) {
+  using T = TestType;
+  constexpr index_t many = 40;
+  for (const index_t keys : {1, 7, 129, 300}) {
+    for (const T special : {T(0), std::numeric_limits<T>::infinity()}) {
+      const Heads<T> one(2, 1, 5, 1), k(1, keys, 5, 2);
+      Heads<T> v(1, keys, 3, 3), q(2, many, 5, 1), out_of_one(2, 1, 3, 4), out(2, many, 3, 5);
+      for (std::size_t i = 0; i < q.numbers.size(); ++i)
+        q.numbers[i] = one.numbers[i / (many * 5) * 5 + i % 5];
+      v.numbers[0] += special;
+      v.numbers[v.numbers.size() - 2] -= special;
+      for_each_target([&](const std::string& target) {
+        INFO(target << ' ' << keys << ' ' << special);
+        const auto attend = [&](const Heads<T>& queries_of, Heads<T>& to) {
+          ssmax::attention<T>({.q = queries_of.part(0, queries_of.rows),
+                               .k = k.part(0, keys),
+                               .v = v.part(0, keys),
+                               .out = to.part(0, to.rows),
+                               .batch_invariant = true});
+        };
+        attend(one, out_of_one);
+        attend(q, out);
+        std::vector<T> of_each_head;
+        for (std::size_t i = 0; i < 6; ++i)
+          of_each_head.push_back(out.numbers[i / 3 * many * 3 + 33 * 3 + i % 3]);
+        CHECK(same_bits(out_of_one.numbers, of_each_head));
+        CHECK(std::isinf(out_of_one.numbers[0]) == (special != 0));
+      });
+    }
+  }
+}
+
 }  // namespace attention_problem::batch_invariant_test

@@ -320,6 +320,18 @@ TEST_CASE("gaps: rows of padding are neither read nor written", "[attention]") {
   }
 }
 
+TEST_CASE("gaps: without keys the largest logit is -inf and counts are 0", "[attention]") {
+  const Shape s{1, 4, 2, 5, 0, 8, 8};
+  const Problem<float> x = integers<float>(s);
+  const float number = 1;
+  for (const float* k : {static_cast<const float*>(nullptr), &number}) {
+    Counts<float> counts(s, {0, 1});
+    count_within_gaps({.q = x.q_view(), .k = View<const float, 4>(k, {1, 2, 0, 8})}, counts.view(s), Full{});
+    CHECK(std::ranges::all_of(counts.largest, [](float z) { return z == -infinity<float>; }));
+    CHECK(std::ranges::all_of(counts.counts, [](float n) { return n == 0; }));
+  }
+}
+
 TEST_CASE("gaps: options that have no effect, strides and wrong arguments", "[attention][errors]") {
   const Shape s{1, 4, 2, 6, 30, 8, 8};
   const Problem<float> x = integers<float>(s);

@@ -247,4 +247,14 @@ TEST_CASE("statistics of states: wrong arguments are refused", "[attention][stat
                  {.largest = {numbers.data(), {1, 2, 3}}, .entropy = {numbers.data(), {1, 2, 3}}});
 }
 
+TEST_CASE("statistics of a state without rows are written to views without numbers", "[attention][state]") {
+  StateWithStatistics<float> state({1, 2, 2, 0, 30, 8, 4});
+  float number = 5;
+  const std::array<index_t, 3> rows{1, 2, 0};
+  REQUIRE(state.view().largest.data_handle() == nullptr);
+  for (float* to : {static_cast<float*>(nullptr), &number})
+    finish(state.view(), {to, {1, 2, 0, 4}}, {}, {}, {{to, rows}, {to, rows}, {to, rows}, {to, rows}});
+  CHECK(number == 5);
+}
+
 }  // namespace attention_problem::state_problem::row_statistics_state_test

@@ -223,7 +223,7 @@ void check_merge(const AttentionState<T>& into, const AttentionState<T>& other) 
   check_state(function, names, into);
   check_state(function, other_names, other);
   check_same_extents(function, "other.o", other.o, "into.o", into.o);
-  if (into.has_statistics() != other.has_statistics()) {
+  if (into.has_statistics() != other.has_statistics() && into.sum.size() > 0) {
     fail_format("ssmax::%s: %s has statistics, %s has not: give both or neither", function,
                 into.has_statistics() ? "into" : "other", into.has_statistics() ? "other" : "into");
   }
@@ -471,9 +471,9 @@ void merge(const std::type_identity_t<AttentionResult<const T>>& first,
 }
 
 /// Writes out = o / sum and, unless lse is `View{}`, lse = ln Σ exp(c·z). With sinks, adds one sink per head to the
-/// denominator. Writes the statistics that are given: they require a state with statistics. `out` may be exactly
-/// state.o. No other output may overlap the state, the sinks or another output. Throws std::invalid_argument before
-/// anything is written.
+/// denominator. Writes the statistics that are given: they require a state with statistics, or without rows. `out` may
+/// be exactly state.o. No other output may overlap the state, the sinks or another output. Throws std::invalid_argument
+/// before anything is written.
 template <class T>
 void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out,
             std::type_identity_t<View<T, 3>> lse = {}, std::span<const std::type_identity_t<T>> sinks = {},
@@ -505,7 +505,7 @@ void finish(const AttentionState<T>& state, std::type_identity_t<View<T, 4>> out
     detail::for_each_statistic(statistics, [&](const char* other_name, const View<T, 3>& other) {
       if (name != other_name) detail::check_no_overlap(function, name, view, other_name, other);
     });
-    if (!state.has_statistics())
+    if (!state.has_statistics() && view.size() > 0)
       detail::fail_value(function, name, "has rows", view.extent(2), "the state has no statistics: must be",
                          0);
   });

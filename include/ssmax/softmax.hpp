@@ -45,7 +45,8 @@
 /// | the same in rounding modes other than to nearest (fesetround), ordinary logits | 5e-5 | 5e-11 |
 ///
 /// No log-probability is above 0. The kernels compute exp within 1 ulp (double: 1.25), round arguments at
-/// magnitude 1/2 only, and add the sums of blocks in double. The multiplier is not rounded to float. Exception:
+/// magnitude 1/2 only, and add the sums of blocks in double. Exception: dc of up to 16 rows of at most 128 elements is one
+/// sum in the compute type. The multiplier is not rounded to float. Exception:
 /// log form and gradients round the multiplier once.
 ///
 /// An executor (execution.hpp) distributes the rows among its threads. Results and gradients are bit-identical for
@@ -357,7 +358,7 @@ concept Contiguous = !MatrixLike<R> && requires(R & range) {
 }  // namespace detail
 
 /// Writes dlogits = c·y ⊙ (dout - ⟨dout, y⟩) with y = rows.out = softmax(c·logits). A scaling made by .gradient(…)
-/// receives dc of every row and adds it to its arrays. The gradient of a masked key is 0. Use:
+/// receives the dc of all rows and adds them to its arrays. The gradient of a masked key is 0. Use:
 ///
 ///     softmax_backward<float, 2>({.out = y, …}, scaling, mask)
 template <class T, int Rank, class S = Softmax, class M = Full, class E = Serial>

@@ -31,19 +31,23 @@ struct AttentionCase {
   index_t rope_positions = 0, key_position = 0;
   std::vector<double> frequencies;  // the rope's own, or empty
   std::vector<index_t> axes,
-      axis_positions;  // of a rope on several axes: [pair] and [axis, position], or empty
+      axis_positions;          // of a rope on several axes: [pair] and [sequence, axis, position], or empty
+  index_t rope_sequences = 1;  // with positions of their own
   ssmax::Dropout dropout{};
   std::optional<double> scale;
   std::vector<double> sinks;
   bool scaled_sinks = false;
   bool wants_lse = true, keeps_workspace = false;
-  bool float_products = true;  // or bfloat16's own, where the target has them
+  std::array<bool, 4> statistics{};  // which ones are wanted, in the order of RowStatistics
+  bool float_products = true;        // or bfloat16's own, where the target has them
   bool batch_invariant = false;
   Layout of_q, of_k, of_v, of_out, of_lse, of_dout, of_dq, of_dk, of_dv;
   bool packed = false;  // q, k and v lie in one matrix
   AnyExecutor executor;
-  // partial: where the keys are cut. decode: capacity, how many new positions each append brings to each sequence.
-  std::vector<index_t> cuts;
+  // partial: where the keys and the queries are cut, and whether each state continues the one before.
+  // decode: capacity, how many new positions each append brings to each sequence.
+  std::vector<index_t> cuts, query_cuts;
+  bool continues = false;
   index_t capacity = 0;
   bool ring = false;
   std::vector<std::vector<index_t>> appends;
@@ -51,17 +55,20 @@ struct AttentionCase {
   std::vector<double> dout, dlse;  // dlse: empty where it is left out
   bool wants_dsinks = false;
 
-  /// Returns the position on the axis of a pair.
-  index_t rope_position(index_t position, index_t pair) const {
+  /// Returns the position of a sequence on the axis of a pair.
+  index_t rope_position(index_t sequence, index_t position, index_t pair) const {
     if (axes.empty()) return position;
-    const index_t axis = axes[static_cast<std::size_t>(pair)];
-    return axis_positions[static_cast<std::size_t>(axis * rope_positions + position - rope->first_position)];
+    const index_t axis = axes[static_cast<std::size_t>(pair)], of = sequence % rope_sequences;
+    return axis_positions[static_cast<std::size_t>((of * rope_axes() + axis) * rope_positions + position -
+                                                   rope->first_position)];
   }
+  index_t rope_axes() const { return std::ssize(axis_positions) / (rope_sequences * rope_positions); }
   bool rotates_keys = true;  // decode: those of the cache have been
   index_t group() const { return heads / std::max<index_t>(kv_heads, 1); }
   double logit_scale() const {
     return scale.value_or(1 / std::sqrt(static_cast<double>(std::max<index_t>(d, 1))));
   }
+  bool wants_statistics() const { return std::ranges::count(statistics, true) > 0; }
   Element computed() const { return is_wide(element) ? Element::f64 : Element::f32; }
   std::array<index_t, 4> q_extents() const { return {batch, heads, queries, d}; }
   std::array<index_t, 4> k_extents() const { return {batch, kv_heads, keys, d}; }
@@ -80,6 +87,7 @@ AttentionCase draw_attention(Random& random, Call call, const Options& options, 
 
 struct Forward {
   std::vector<Bounded> out, lse;
+  std::array<std::vector<Bounded>, 4> statistics;  // in the order of RowStatistics, if the case wants some
 };
 Forward expect_forward(const AttentionCase& c);
 

@@ -44,7 +44,9 @@ void draw_shape(Random& random, AttentionCase& c) {
     c.kv_heads = random.pick<index_t>({1, 1, 2, 3});
     c.heads = c.kv_heads * random.pick<index_t>({1, 1, 1, 2, 3, 4, 8});
     c.queries = random.chance(0.01) ? 0 : draw_extent(random, 300);
+    const bool has_chunks = c.call == Call::partial && random.chance(0.3);
     c.keys = random.chance(0.02)   ? 0
+             : has_chunks          ? random.pick<index_t>({1025, 1100, 2049, 2100})
              : random.chance(0.01) ? random.pick<index_t>({1023, 2049, 3100})
                                    : draw_extent(random, 1100);
     c.d = random.chance(0.02) ? 0 : draw_extent(random, 100);
@@ -84,17 +86,19 @@ void draw_rope_details(Random& random, AttentionCase& c) {
   ssmax::RopeOptions& options = *c.rope;
   if (random.chance(0.3)) options.first_channel = random.between(0, c.d - options.width);
   if (random.chance(0.3)) options.attention_factor = random.pick({0.5, 1.25});
-  const index_t kind = random.between(0, 3);
+  const bool has_frequencies = random.chance(0.3), has_axes = random.chance(0.4);
   for (index_t pair = 0; pair < options.width / 2; ++pair) {
-    if (kind == 0) c.frequencies.push_back(random.chance(0.2) ? 0 : random.uniform(-1, 1));
-    if (kind == 1) c.axes.push_back(random.between(0, 2));
+    if (has_frequencies) c.frequencies.push_back(random.chance(0.2) ? 0 : random.uniform(-1, 1));
+    if (has_axes) c.axes.push_back(random.between(0, 2));
   }
-  if (kind == 0) {
+  if (has_frequencies) {
     options.theta = ssmax::RopeOptions{}.theta;
     options.scaling = {};
-  } else if (kind == 1) {
-    for (index_t i = 0; i < 3 * c.rope_positions; ++i) c.axis_positions.push_back(random.between(-9, 99));
   }
+  if (!has_axes) return;
+  c.rope_sequences = random.chance(0.6) ? c.batch : 1;
+  for (index_t i = 0; i < 3 * c.rope_sequences * c.rope_positions; ++i)
+    c.axis_positions.push_back(random.between(-9, 99));
 }
 
 /// NaN in keys that no query sees, and now and then in one that some do.
@@ -209,13 +213,21 @@ AttentionCase draw_attention(Random& random, Call call, const Options& options, 
     c.scaled_sinks = call != Call::partial && random.chance(0.4);
   }
   c.wants_lse = call == Call::backward || random.chance(0.7);
+  if (call != Call::backward && random.chance(0.3)) {
+    for (bool& is_wanted : c.statistics) is_wanted = random.chance(0.8);
+  }
   c.keeps_workspace = random.chance(0.5);
   c.float_products = c.element != Element::bf16 || random.chance(0.3);
   c.batch_invariant = random.chance(0.3);
   c.executor = draw_executor(random);
   if (call == Call::partial) {
-    for (index_t i = random.between(0, 3); i > 0; --i) c.cuts.push_back(random.between(0, c.keys));
+    c.continues = random.chance(0.4);
+    // From multiples of 1024 keys, states that continue each other are bit-identical to the whole call.
+    for (index_t cut = 1024; c.continues && cut < c.keys; cut += 1024) c.cuts.push_back(cut);
+    for (index_t i = c.continues ? 0 : random.between(0, 3); i > 0; --i)
+      c.cuts.push_back(random.between(0, c.keys));
     std::ranges::sort(c.cuts);
+    if (random.chance(0.3)) c.query_cuts.push_back(random.between(0, c.queries));
   }
   if (call == Call::backward) {
     c.dout = values(c.out_extents(), 1);
@@ -249,20 +261,24 @@ std::string AttentionCase::words() const {
            : scaled_sinks ? "; scaled sinks"
                           : "; sinks") +
           (wants_lse ? "; lse" : "; no lse");
+  constexpr const char* names_of_statistics[] = {"largest", "smallest", "sum_of_squares", "entropy"};
+  for (std::size_t i = 0; i < 4; ++i) text += statistics[i] ? std::string("; ") + names_of_statistics[i] : "";
   if (rope) {
     text += "; rope of width " + std::to_string(rope->width) +
             (rope->pairing == ssmax::Pairing::interleaved ? " interleaved" : " half_split") + " from " +
             std::to_string(rope->first_position) + ", key_position " + std::to_string(key_position) +
             ", first_channel " + std::to_string(rope->first_channel) + ", attention_factor " +
             number(rope->attention_factor) + (frequencies.empty() ? "" : ", own frequencies") +
-            (axes.empty() ? "" : ", several axes");
+            (axes.empty() ? "" : ", several axes") +
+            (rope_sequences > 1 ? ", positions of each sequence" : "");
   }
   if (dropout.p > 0) text += "; dropout " + number(dropout.p);
   text += "; " + executor.words() + (keeps_workspace ? "; workspace" : "") +
           (float_products ? "" : "; products of bfloat16") + (batch_invariant ? "; batch_invariant" : "");
   if (call == Call::partial) {
-    text += "; cut at";
+    text += continues ? "; states continue each other from" : "; cut at";
     for (const index_t cut : cuts) text += " " + std::to_string(cut);
+    for (const index_t cut : query_cuts) text += "; queries cut at " + std::to_string(cut);
   }
   if (call == Call::decode) {
     text += std::string("\n  cache") + (ring ? " (ring)" : "") + " of capacity " + std::to_string(capacity) +

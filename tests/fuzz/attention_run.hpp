@@ -10,16 +10,23 @@
 
 namespace fuzz {
 
-/// The tables, for the type that is computed in.
+/// The tables, for the type that is computed in. `sequence` below 0: of all sequences.
 template <class A>
-std::optional<ssmax::Rope<A>> rope_of(const AttentionCase& c) {
+std::optional<ssmax::Rope<A>> rope_of(const AttentionCase& c, index_t sequence = -1) {
   if (!c.rope) return std::nullopt;
   ssmax::RopeOptions options = *c.rope;
   options.frequencies = c.frequencies;
   if (c.axes.empty()) return ssmax::Rope<A>(options, c.rope_positions);
-  const index_t axes = std::ssize(c.axis_positions) / c.rope_positions;
-  return ssmax::Rope<A>(options, View<const index_t, 2>(c.axis_positions.data(), {axes, c.rope_positions}),
-                        c.axes);
+  const index_t axes = c.rope_axes();
+  const index_t* const first = c.axis_positions.data();
+  if (sequence < 0 && c.rope_sequences > 1) {
+    const std::array<index_t, 3> extents{c.rope_sequences, axes, c.rope_positions};
+    return ssmax::Rope<A>(options, View<const index_t, 3>(first, extents), c.axes);
+  }
+  const index_t of = std::max<index_t>(sequence, 0) % c.rope_sequences;
+  return ssmax::Rope<A>(
+      options, View<const index_t, 2>(first + of * axes * c.rope_positions, {axes, c.rope_positions}),
+      c.axes);
 }
 
 /// q, k and v where the case says that they lie.
@@ -52,28 +59,66 @@ struct InputTensors {
   std::vector<std::vector<unsigned char>> before_;
 };
 
-/// out and lse.
+/// out, lse and statistics.
 template <class T>
 struct OutputTensors {
   Tensor<T> out;
   Tensor<Compute<T>> lse;
   bool wants_lse;
+  std::vector<Tensor<Compute<T>>> statistics;  // in the order of RowStatistics
+  std::array<bool, 4> wanted;                  // of the statistics
+  std::unique_ptr<ssmax::Explanation> explanation = std::make_unique<ssmax::Explanation>();
 
   explicit OutputTensors(const AttentionCase& c)
-      : out(c.out_extents(), c.of_out), lse(c.lse_extents(), c.of_lse), wants_lse(c.wants_lse) {}
+      : out(c.out_extents(), c.of_out),
+        lse(c.lse_extents(), c.of_lse),
+        wants_lse(c.wants_lse),
+        wanted(c.statistics) {
+    for (int i = 0; i < 4; ++i) statistics.emplace_back(c.lse_extents(), c.of_lse);
+  }
   View<Compute<T>, 3> lse_view() const { return wants_lse ? lse.trailing() : View<Compute<T>, 3>{}; }
-  bool same_bits(const OutputTensors& other) const {
+  ssmax::RowStatistics<Compute<T>> row_statistics() const {
+    const auto view = [&](std::size_t i) {
+      return wanted[i] ? statistics[i].trailing() : View<Compute<T>, 3>{};
+    };
+    return {view(0), view(1), view(2), view(3)};
+  }
+  bool same_results(const OutputTensors& other) const {
     return out.bytes() == other.out.bytes() && lse.bytes() == other.lse.bytes();
   }
+  bool same_bits(const OutputTensors& other) const {
+    bool same = same_results(other);
+    for (std::size_t i = 0; i < 4; ++i) same = same && statistics[i].bytes() == other.statistics[i].bytes();
+    return same;
+  }
   void check(const AttentionCase& c, const Forward& expected, const std::string& where) const {
+    const auto check_rows = [&](const std::string& name, const Tensor<Compute<T>>& rows,
+                                const std::vector<Bounded>& of, bool is_wanted) {
+      if (is_wanted) check_values(where + name, rows.values(), of, c.computed());
+      if (is_wanted) rows.erase();
+      rows.check_erased(where + name);
+    };
     check_values(where + " out", out.values(), expected.out, c.element);
-    if (wants_lse) check_values(where + " lse", lse.values(), expected.lse, c.computed());
     out.erase();
-    if (wants_lse) lse.erase();
     out.check_erased(where + " out");
-    lse.check_erased(where + " lse");
+    check_rows(" lse", lse, expected.lse, wants_lse);
+    constexpr const char* names[] = {" largest", " smallest", " sum_of_squares", " entropy"};
+    for (std::size_t i = 0; i < 4; ++i)
+      check_rows(names[i], statistics[i], expected.statistics[i], wanted[i]);
   }
 };
+
+/// Throws unless the call without statistics is bit-identical, on the same path. call(into) computes it.
+template <class T, class F>
+void check_without_statistics(const AttentionCase& c, const OutputTensors<T>& result,
+                              const std::string& target, const F& call) {
+  if (!c.wants_statistics()) return;
+  OutputTensors<T> without(c);
+  without.wanted = {};
+  call(without);
+  if (without.explanation->path == result.explanation->path && !without.same_results(result))
+    throw Finding(target + ": other bits without statistics");
+}
 
 template <class A>
 struct Settings {
@@ -83,6 +128,14 @@ struct Settings {
 
   explicit Settings(const AttentionCase& c) : rope(rope_of<A>(c)) {
     for (const double sink : c.sinks) sinks.push_back(static_cast<A>(sink));
+  }
+  /// The options of a call that writes `result`.
+  template <class T, class O>
+  ssmax::AttentionOptions<T> options_of(const AttentionCase& c, const OutputTensors<O>& result) {
+    auto all = options<T>(c);
+    all.statistics = result.row_statistics();
+    all.explanation = result.explanation.get();
+    return all;
   }
   template <class T>
   ssmax::AttentionOptions<T> options(const AttentionCase& c) {
@@ -98,8 +151,8 @@ struct Settings {
   }
 };
 
-template <class T>
-void attend(const AttentionCase& c, const InputTensors<T>& in, const OutputTensors<T>& result,
+template <class T, class O>
+void attend(const AttentionCase& c, const InputTensors<T>& in, const OutputTensors<O>& result,
             Settings<Compute<T>>& settings, const AnyExecutor& executor) {
   constexpr auto breadth = sizeof(T) == 2 ? Breadth::some : Breadth::all;
   const auto call = [&](const auto& scaling) {
@@ -107,7 +160,7 @@ void attend(const AttentionCase& c, const InputTensors<T>& in, const OutputTenso
       ssmax::attention<Compute<T>>(
           ssmax::with(
               {.q = in.q(), .k = in.k(), .v = in.v(), .out = result.out.view(), .lse = result.lse_view()},
-              settings.template options<T>(c)),
+              settings.template options_of<T>(c, result)),
           scaling, mask, score, executor);
     };
   };
@@ -129,66 +182,138 @@ void run_attention(const AttentionCase& c, const Forward& expected) {
     in.check_untouched();
     attend<T>(c, in, again, settings, {});
     if (!result.same_bits(again)) throw Finding(target + ": other bits with Serial");
+    check_without_statistics(c, result, target,
+                             [&](const OutputTensors<T>& into) { attend<T>(c, in, into, settings, {}); });
     result.check(c, expected, target);
   });
 }
 
-/// The states of parts of the keys, merged in their order.
+/// Positions of [batch, head, position, ...].
+template <class T, int Rank>
+View<T, Rank> part_of(const View<T, Rank>& all, KeyRange positions) {
+  std::array<index_t, Rank> extents{}, strides{};
+  for (int i = 0; i < Rank; ++i) {
+    extents[static_cast<std::size_t>(i)] = i == 2 ? positions.size() : all.extent(i);
+    strides[static_cast<std::size_t>(i)] = all.stride(i);
+  }
+  T* const data = all.data_handle();
+  return {data == nullptr ? data : data + positions.begin * all.stride(2), extents, strides};
+}
+
+/// A state of all queries, with statistics if the case wants some.
+template <class A>
+struct StateTensors {
+  Tensor<A> shift, sum, o;
+  std::vector<Tensor<A>> statistics;  // in the order of AttentionState, or none
+
+  explicit StateTensors(const AttentionCase& c)
+      : shift(c.lse_extents(), c.of_lse),
+        sum(c.lse_extents(), c.of_dout.broadcast[0] ? c.of_lse : c.of_dq),
+        o(c.out_extents(), c.of_out) {
+    for (int i = 0; i < (c.wants_statistics() ? 4 : 0); ++i)
+      statistics.emplace_back(c.lse_extents(), i % 2 == 0 ? c.of_lse : c.of_dk);
+  }
+  /// The state of queries [queries.begin, queries.end).
+  ssmax::AttentionState<A> state(KeyRange queries) const {
+    ssmax::AttentionState<A> result{.shift = part_of(shift.trailing(), queries),
+                                    .sum = part_of(sum.trailing(), queries),
+                                    .o = part_of(o.view(), queries)};
+    if (statistics.empty()) return result;
+    result.largest = part_of(statistics[0].trailing(), queries);
+    result.smallest = part_of(statistics[1].trailing(), queries);
+    result.distances = part_of(statistics[2].trailing(), queries);
+    result.squares = part_of(statistics[3].trailing(), queries);
+    return result;
+  }
+  void check_beside(const std::string& target) const {
+    std::vector<const Tensor<A>*> all{&shift, &sum, &o};
+    for (const Tensor<A>& tensor : statistics) all.push_back(&tensor);
+    for (const Tensor<A>* tensor : all) {
+      tensor->erase();
+      tensor->check_erased(target + " state");
+    }
+  }
+};
+
+/// Computes the state of some queries over some keys.
+template <class T>
+void attend_part(const AttentionCase& c, const InputTensors<T>& in, Settings<Compute<T>>& settings,
+                 KeyRange keys, KeyRange queries, const StateTensors<Compute<T>>& into) {
+  using A = Compute<T>;
+  auto options = settings.template options<T>(c);
+  options.sinks = {};
+  with_plain(c.scaling, [&](const auto& scaling) {
+    with_policies<A, Breadth::some>(c.mask, c.score, [&](const auto& mask, const auto& score) {
+      ssmax::attention<A>(ssmax::with({.q = part_of(in.q(), queries),
+                                       .k = part_of(in.k(), keys),
+                                       .v = part_of(in.v(), keys),
+                                       .state = into.state(queries),
+                                       .continues = c.continues && keys.begin > 0,
+                                       .first_key = keys.begin,
+                                       .all_keys = c.keys,
+                                       .first_query = queries.begin,
+                                       .all_queries = c.queries},
+                                      options),
+                          scaling, mask, score, c.executor);
+    });
+  });
+}
+
+/// Throws unless finished states agree with the whole call: in all bits, or in the bounds of the logits.
+template <class A>
+void check_whole(const OutputTensors<A>& result, const OutputTensors<A>& whole, bool all_bits,
+                 const std::string& target) {
+  if (all_bits && !result.same_bits(whole)) throw Finding(target + ": other bits than the whole call");
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::vector<double> got = result.statistics[i].values(), expected = whole.statistics[i].values();
+    for (std::size_t row = 0; row < got.size(); ++row) {
+      if (got[row] == expected[row] || (std::isnan(got[row]) && std::isnan(expected[row]))) continue;
+      throw Finding(target + (i == 0 ? " largest[" : " smallest[") + std::to_string(row) + "] is " +
+                    number(got[row]) + ", that of the whole call is " + number(expected[row]));
+    }
+  }
+}
+
+/// Calls f for each range between two cuts.
+template <class F>
+void for_each_part(const std::vector<index_t>& cuts, index_t end, const F& f) {
+  KeyRange part{0, 0};
+  for (const index_t cut : cuts) {
+    part.end = cut;
+    f(part);
+    part.begin = cut;
+  }
+  part.end = end;
+  f(part);
+}
+
+/// The states of parts of the keys: each continues the one before, or all are merged in their order.
 template <class T>
 void run_partial(const AttentionCase& c, const Forward& expected) {
   using A = Compute<T>;
   const InputTensors<T> in(c);
   Settings<A> settings(c);
-  auto cuts = c.cuts;
-  cuts.insert(cuts.begin(), 0);
-  cuts.push_back(c.keys);
+  AttentionCase wide = c;
+  wide.element = c.computed();
+  // Other numbers of queries may take another path, except with these options.
+  const bool same_path = c.query_cuts.empty() || c.dropout.p > 0 || c.batch_invariant;
+  const KeyRange all{0, c.queries};
   for_each_target([&](const std::string& target) {
-    struct State {
-      Tensor<A> shift, sum, o;
-      ssmax::AttentionState<A> state() const {
-        return {.shift = shift.trailing(), .sum = sum.trailing(), .o = o.view()};
-      }
-    };
-    std::vector<State> parts;
-    auto options = settings.template options<T>(c);
-    options.sinks = {};
-    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-      parts.push_back({Tensor<A>(c.lse_extents(), c.of_lse),
-                       Tensor<A>(c.lse_extents(), c.of_dout.broadcast[0] ? c.of_lse : c.of_dq),
-                       Tensor<A>(c.out_extents(), c.of_out)});
-      const auto part = [&](const View<const T, 4>& all) {
-        const std::array<index_t, 4> strides{all.stride(0), all.stride(1), all.stride(2), 1};
-        const std::array<index_t, 4> extents{all.extent(0), all.extent(1), cuts[i + 1] - cuts[i],
-                                             all.extent(3)};
-        const T* first = all.data_handle();
-        return View<const T, 4>(first == nullptr ? first : first + cuts[i] * strides[2], extents, strides);
-      };
-      with_plain(c.scaling, [&](const auto& scaling) {
-        with_policies<A, Breadth::some>(c.mask, c.score, [&](const auto& mask, const auto& score) {
-          ssmax::attention<Compute<T>>(ssmax::with({.q = in.q(),
-                                                    .k = part(in.k()),
-                                                    .v = part(in.v()),
-                                                    .state = parts.back().state(),
-                                                    .first_key = cuts[i],
-                                                    .all_keys = c.keys},
-                                                   options),
-                                       scaling, mask, score, c.executor);
-        });
-      });
-    }
+    std::vector<StateTensors<A>> parts;
+    for_each_part(c.cuts, c.keys, [&](KeyRange keys) {
+      if (parts.empty() || !c.continues) parts.emplace_back(c);
+      for_each_part(c.query_cuts, c.queries,
+                    [&](KeyRange queries) { attend_part<T>(c, in, settings, keys, queries, parts.back()); });
+    });
     in.check_untouched();
-    for (std::size_t i = 1; i < parts.size(); ++i) ssmax::merge<A>(parts[0].state(), parts[i].state());
-    OutputTensors<A> result(c);
-    ssmax::finish<A>(parts[0].state(), result.out.view(), result.lse_view(), settings.sinks);
-    AttentionCase wide = c;
-    wide.element = c.computed();
+    for (std::size_t i = 1; i < parts.size(); ++i) ssmax::merge<A>(parts[0].state(all), parts[i].state(all));
+    const OutputTensors<A> result(c), whole(c);
+    ssmax::finish<A>(parts[0].state(all), result.out.view(), result.lse_view(), settings.sinks,
+                     result.row_statistics());
+    attend<T>(c, in, whole, settings, {});
+    if (same_path) check_whole(result, whole, parts.size() == 1, target);
     result.check(wide, expected, target);
-    for (const State& part : parts) {
-      for (const Tensor<A>* tensor : {&part.shift, &part.sum, &part.o}) {
-        tensor->erase();
-        tensor->check_erased(target + " state");
-      }
-    }
+    for (const StateTensors<A>& part : parts) part.check_beside(target);
   });
 }
 
@@ -235,6 +360,7 @@ void run_decode(AttentionCase c) {
     // What it holds: within half an ulp of the keys, once rotated.
     for (index_t b = 0; b < c.batch; ++b) {
       const KeyRange range = cache.stored(b);
+      const std::optional<ssmax::Rope<A>> own_rope = rope_of<A>(c, b);
       for (index_t h = 0; h < c.kv_heads; ++h) {
         for (index_t key = 0; key < c.keys; ++key) {
           const auto row = (b * c.kv_heads + h) * c.keys + key;
@@ -243,9 +369,9 @@ void run_decode(AttentionCase c) {
           std::vector<A> turned;
           for (index_t i = 0; i < c.d; ++i)
             turned.push_back(static_cast<A>(k[static_cast<std::size_t>(row * c.d + i)]));
-          if (there && rope != nullptr)
+          if (there && own_rope)
             ssmax::rope(ssmax::View<const A, 2>(turned.data(), {1, c.d}),
-                        ssmax::View<A, 2>(turned.data(), {1, c.d}), *rope, key);
+                        ssmax::View<A, 2>(turned.data(), {1, c.d}), *own_rope, key);
           for (index_t i = 0; i < c.d; ++i) {
             double& value = c.k[static_cast<std::size_t>(row * c.d + i)];
             value = there ? widen(held.k[i]) : nan;
@@ -271,7 +397,7 @@ void run_decode(AttentionCase c) {
         with_policies<A, Breadth::some>(c.mask, c.score, [&](const auto& mask, const auto& score) {
           ssmax::attention<Compute<T>>(
               ssmax::with({.q = q.view(), .keys = cache, .out = into.out.view(), .lse = into.lse_view()},
-                          settings.template options<T>(c)),
+                          settings.template options_of<T>(c, into)),
               scaling, mask, score, executor);
         });
       });
@@ -279,6 +405,7 @@ void run_decode(AttentionCase c) {
     decode(result, c.executor);
     decode(again, {});
     if (!result.same_bits(again)) throw Finding(target + ": other bits with Serial");
+    check_without_statistics(c, result, target, [&](const OutputTensors<T>& into) { decode(into, {}); });
     result.check(c, expected, target);
   });
 }

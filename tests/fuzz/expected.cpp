@@ -88,9 +88,7 @@ struct Formula {
       if (part == Part::alibi) {
         into.dslopes.add(static_cast<std::size_t>(q.head), dz * static_cast<R>(alibi_distance(q, key)), size);
       } else if (part == Part::bias) {
-        const auto& t = s.strides;
-        into.dbias.add(static_cast<std::size_t>(q.batch * t[0] + q.head * t[1] + q.index * t[2] + key * t[3]),
-                       dz, size);
+        into.dbias.add(s.bias_index(q, key), dz, size);
       }
       dz *= slope(part, before[i], q, key);
     }
@@ -146,7 +144,7 @@ void turn(std::vector<Bounded>& values, const std::array<index_t, 4>& extents, c
                                             -2 * static_cast<Real>(i) / static_cast<Real>(options.width)) /
                                        static_cast<Real>(options.scaling.factor)
                                  : static_cast<Real>(c.frequencies[static_cast<std::size_t>(i)]);
-          const Real angle = static_cast<Real>(c.rope_position(position(batch, head, at), i)) * omega;
+          const Real angle = static_cast<Real>(c.rope_position(batch, position(batch, head, at), i)) * omega;
           const Real factor = omega == 0 ? 1 : static_cast<Real>(options.attention_factor);
           // Angles are formed in double.
           const Real error = factor * (Bounded::unit + std::abs(angle) * 0x1p-51L);
@@ -208,13 +206,91 @@ void set_unit(const AttentionCase& c) {
   if (c.rope) split_error = 0x1p-16L / 3 / allowance;
 }
 
+/// The keys of a query whose c·z is not -inf.
+struct SeenKeys {
+  std::vector<Bounded> z, logits;  // logits: c·z
+  Real c = 0;
+  Bounded sink;
+
+  SeenKeys(const Definition& definition, const reference::Inputs<Bounded>& inputs, const Query& query) {
+    const View<const Bounded, 4> q = inputs.q_view(), k = inputs.k_view();
+    const index_t kv_head = query.head / definition.c->group();
+    std::vector<index_t> keys;
+    for (index_t key = 0; key < k.extent(2); ++key) {
+      if (definition.visible(query, key)) keys.push_back(key);
+    }
+    const bool sees_any = !keys.empty();
+    const Bounded multiplier = sees_any ? definition.multiplier(query, std::ssize(keys)) : Bounded();
+    c = multiplier.value;
+    sink = reference::sink_term<Bounded>(definition, query.head, multiplier, sees_any);
+    for (const index_t key : keys) {
+      Bounded dot;
+      for (index_t i = 0; i < q.extent(3); ++i)
+        dot += q(query.batch, query.head, query.index, i) * k(query.batch, kv_head, key, i);
+      const Bounded of_key = definition.score(Bounded(definition.scale) * dot, query, key);
+      if (of_key.value == -reference::infinity) continue;
+      z.push_back(of_key);
+      logits.push_back(multiplier * of_key);
+    }
+  }
+  bool has_nan() const {
+    return std::ranges::any_of(logits, [](const Bounded& logit) { return std::isnan(logit.value); });
+  }
+};
+
+/// The largest and the smallest z: the library rounds x = c·z·log2(e), and divides x by c·log2(e).
+std::pair<Bounded, Bounded> bounds_of(const SeenKeys& seen) {
+  Bounded largest = -reference::infinity, smallest = reference::infinity;
+  // In place of a c of 0, the library takes 2^-100.
+  const Real flushed = Bounded::flushed / (seen.c == 0 ? 0x1p-100L : std::abs(seen.c));
+  Real error = 0;
+  for (const Bounded& z : seen.z) {
+    largest = std::max(largest, z);
+    smallest = std::min(smallest, z);
+    error = std::max(error, z.error + 2 * Bounded::unit * std::abs(z.value) + flushed);
+  }
+  return {{largest.value, error}, {smallest.value, error}};
+}
+
+/// Σ p² and -Σ p·ln p.
+std::pair<Bounded, Bounded> squares_and_entropy(const SeenKeys& seen) {
+  Bounded top = seen.sink, sum, squares, entropy;
+  for (const Bounded& logit : seen.logits) top = std::max(top, logit);
+  for (const Bounded& logit : seen.logits) sum += exp(logit - top);
+  if (seen.sink.value != -reference::infinity) sum += exp(seen.sink - top);
+  for (const Bounded& logit : seen.logits) {
+    const Bounded ln_p = logit - top - log(sum), p = exp(logit - top) / sum;
+    squares += p * p;
+    if (p.value > 0) entropy += -p * ln_p;
+  }
+  // The library adds w·(x - shift), and ln of the sum once.
+  entropy.error += 4 * Bounded::unit * (1 + std::abs(entropy.value));
+  return {squares, entropy};
+}
+
+std::array<std::vector<Bounded>, 4> expect_statistics(const AttentionCase& c,
+                                                      const reference::Inputs<Bounded>& inputs) {
+  std::array<std::vector<Bounded>, 4> result;
+  const Definition definition(c);
+  reference::for_each_index({c.batch, c.heads, c.queries}, [&](index_t batch, index_t head, index_t index) {
+    const SeenKeys seen(definition, inputs, {batch, head, index, c.mask.shape});
+    const auto [largest, smallest] = bounds_of(seen);
+    const auto [squares, entropy] = squares_and_entropy(seen);
+    const Bounded all[] = {largest, smallest, squares, entropy};
+    for (std::size_t i = 0; i < 4; ++i) result[i].push_back(seen.has_nan() ? Bounded(nan) : all[i]);
+  });
+  return result;
+}
+
 }  // namespace
 
 Forward expect_forward(const AttentionCase& c) {
   set_unit(c);
   const auto inputs = inputs_of(c);
   auto attended = reference::attend(inputs, Definition(c));
-  return {std::move(attended.out), std::move(attended.lse)};
+  Forward result{std::move(attended.out), std::move(attended.lse), {}};
+  if (c.wants_statistics()) result.statistics = expect_statistics(c, inputs);
+  return result;
 }
 
 Backward expect_backward(const AttentionCase& c, const std::vector<double>& out) {

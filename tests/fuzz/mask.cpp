@@ -45,10 +45,27 @@ struct TwoBounds {
 struct Matrix {
   std::unique_ptr<bool[]> shown;
   std::vector<float> added;
-  std::array<index_t, 4> strides{};
+  std::array<index_t, 4> extents{}, strides{};
+  MatrixHeads heads;
+
+  template <class T>
+  ssmax::MatrixMask<T> mask(const T* first) const {
+    return ssmax::MatrixMask(View<const T, 4>(first, extents, strides), heads.kind);
+  }
 };
 
 }  // namespace
+
+MatrixHeads draw_matrix_heads(Random& random, index_t heads) {
+  if (heads < 1 || random.chance(0.5)) return {heads};
+  std::vector<index_t> counts;
+  for (index_t count = 1; count <= heads; ++count) {
+    if (heads % count == 0) counts.push_back(count);
+  }
+  // A single matrix is the same for all heads.
+  const index_t last = std::ssize(counts) - 1, first = random.chance(0.2) ? 0 : std::min<index_t>(1, last);
+  return {counts[static_cast<std::size_t>(random.between(first, last))], ssmax::HeadsOfMatrix::modulo};
+}
 
 std::vector<index_t> draw_bounds(Random& random, index_t documents, index_t extent) {
   std::vector<index_t> result{0};
@@ -84,12 +101,13 @@ DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>
     auto result = std::make_shared<Matrix>();
     const bool broadcast[] = {random.chance(0.2), random.chance(0.2), random.chance(0.1),
                               random.chance(0.05)};
-    const index_t extents[] = {shape.batch, shape.heads, shape.queries, shape.keys};
+    result->heads = draw_matrix_heads(random, shape.heads);
+    result->extents = {shape.batch, result->heads.count, shape.queries, shape.keys};
     index_t stride = 1;
     for (std::size_t i = 4; i-- > 0;) {
       if (broadcast[i]) continue;
       result->strides[i] = stride;
-      stride *= std::max<index_t>(extents[i], 1);
+      stride *= std::max<index_t>(result->extents[i], 1);
     }
     result->shown = std::make_unique<bool[]>(static_cast<std::size_t>(stride));
     const double share = random.pick({0.1, 0.5, 0.9});
@@ -101,13 +119,11 @@ DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>
     }
     return result;
   };
-  const auto extents = [&] {
-    return std::array<index_t, 4>{shape.batch, shape.heads, shape.queries, shape.keys};
-  };
   const auto matrix_sees = [](const std::shared_ptr<Matrix>& m) -> Sees {
     return [m](const Query& q, index_t key) {
       const auto& s = m->strides;
-      return m->shown[static_cast<std::size_t>(q.batch * s[0] + q.head * s[1] + q.index * s[2] + key * s[3])];
+      const index_t head = q.head % m->heads.count;
+      return m->shown[static_cast<std::size_t>(q.batch * s[0] + head * s[1] + q.index * s[2] + key * s[3])];
     };
   };
   const auto documents = [&](bool causal) {
@@ -252,8 +268,8 @@ DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>
     case 10: {
       auto m = matrix();
       const bool causal = random.chance(0.4);
-      drawn.words = causal ? "Causal & MatrixMask" : "MatrixMask";
-      const ssmax::MatrixMask mask(View<const bool, 4>(m->shown.get(), extents(), m->strides));
+      drawn.words = (causal ? "Causal & MatrixMask" : "MatrixMask") + m->heads.words();
+      const ssmax::MatrixMask<bool> mask = m->mask(m->shown.get());
       definition.sees = matrix_sees(m);
       if (causal) {
         hold(drawn, ssmax::Causal{} & mask, m);
@@ -267,8 +283,8 @@ DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>
     }
     case 11: {
       auto m = matrix();
-      drawn.words = "MatrixMask of an additive mask";
-      hold(drawn, ssmax::MatrixMask(View<const float, 4>(m->added.data(), extents(), m->strides)), m);
+      drawn.words = "MatrixMask of an additive mask" + m->heads.words();
+      hold(drawn, m->mask(m->added.data()), m);
       definition.sees = matrix_sees(m);
       break;
     }
@@ -285,10 +301,10 @@ DrawnMask draw_mask(Random& random, QueryShape shape, const std::vector<index_t>
     case 13: {
       auto m = matrix();
       const auto [mask, memory] = documents(random.chance(0.6));
-      drawn.words += " & MatrixMask";
+      drawn.words += " & MatrixMask" + m->heads.words();
       auto both =
           std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(m, memory);
-      hold(drawn, mask & ssmax::MatrixMask(View<const bool, 4>(m->shown.get(), extents(), m->strides)), both);
+      hold(drawn, mask & m->mask<bool>(m->shown.get()), both);
       definition.sees = [one = definition.sees, other = matrix_sees(m)](const Query& q, index_t key) {
         return one(q, key) && other(q, key);
       };

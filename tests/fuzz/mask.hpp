@@ -96,6 +96,7 @@ struct DrawnMask {
   std::string words;
   bool full = false, predicate = false, positions = false;
   std::shared_ptr<const AnyMask> mask;
+  std::shared_ptr<const AnyMask> repeated;  // with a matrix for each head in place of modulo, or null
 
   QueryShape shape;               // with the most keys of any batch entry
   std::vector<index_t> keys;      // of each batch entry
@@ -124,6 +125,17 @@ void hold(DrawnMask& drawn, const M& mask, std::shared_ptr<const void> memory = 
   drawn.predicate = ssmax::detail::has_predicate<M>;
   drawn.positions = ssmax::detail::defines_positions<M>;
 }
+
+/// The matrices of a mask or a score. Where they are fewer than heads, head h reads matrix h % count.
+struct MatrixHeads {
+  index_t count = 0;
+  ssmax::HeadsOfMatrix kind = ssmax::HeadsOfMatrix::each;
+
+  std::string words() const {
+    return kind == ssmax::HeadsOfMatrix::each ? "" : " of " + std::to_string(count) + " matrices by modulo";
+  }
+};
+MatrixHeads draw_matrix_heads(Random& random, index_t heads);
 
 /// Rising bounds of `documents` documents in `extent` elements; some are empty.
 std::vector<index_t> draw_bounds(Random& random, index_t documents, index_t extent);

@@ -30,12 +30,24 @@ std::unique_ptr<bool[]> draw_matrix(Random& random, index_t count) {
   return visible;
 }
 
-/// Calls f(mask) for the mask and for the mask without its runs.
+/// The mask of a matrix for each head: of head h, that is matrix h % matrices.
+ssmax::MatrixRuns repeated_matrix(const View<const bool, 4>& matrix, const QueryShape& shape) {
+  const std::array<index_t, 4> extents{shape.batch, shape.heads, shape.queries, shape.keys};
+  const auto visible = std::make_unique<bool[]>(static_cast<std::size_t>(shape.rows() * shape.keys));
+  bool* next = visible.get();
+  reference::for_each_index(extents, [&](index_t batch, index_t head, index_t query, index_t key) {
+    *next++ = matrix(batch, head % matrix.extent(1), query, key);
+  });
+  return ssmax::MatrixRuns(View<const bool, 4>(visible.get(), extents));
+}
+
+/// Calls f(mask, i) for the mask and for the mask without its runs. The third one has a matrix for each head.
 template <class F>
 void with_and_without_runs(const AttentionCase& c, const F& f) {
   const PositionPredicateMask mask{{{c.mask.mask.get()}}};
   f(WithRuns<PositionPredicateMask>{mask}, 0);
   f(mask, 1);
+  if (c.mask.repeated) f(WithRuns<PositionPredicateMask>{{{{c.mask.repeated.get()}}}}, 2);
 }
 
 /// Throws unless two results differ by no more than sums in another order do.
@@ -61,7 +73,7 @@ void compare_runs(const AttentionCase& c) {
     ssmax::Explanation explanation;
     auto options = settings.template options<T>(c);
     options.explanation = &explanation;
-    const OutputTensors<T> forward[] = {OutputTensors<T>(c), OutputTensors<T>(c)};
+    const OutputTensors<T> forward[] = {OutputTensors<T>(c), OutputTensors<T>(c), OutputTensors<T>(c)};
     with_and_without_runs(c, [&](const auto& mask, int i) {
       const View<T, 4> out = forward[i].out.view();
       if (c.call != Call::decode) {
@@ -76,6 +88,8 @@ void compare_runs(const AttentionCase& c) {
           ssmax::with({.q = in.q(), .keys = cache, .out = out, .lse = forward[i].lse_view()}, options),
           scaling, mask, c.executor);
     });
+    if (c.mask.repeated && !forward[0].same_bits(forward[2]))
+      throw Finding(target + ": other bits with a matrix for each head");
     // The decode paths add from the first visible key of a chunk to the last. Without runs, they add the range `keys`.
     if (explanation.path == ssmax::Path::decode || explanation.path == ssmax::Path::decode_bf16) {
       check_close(target + " out without runs", forward[0].out.values(), forward[1].out.values(), c,
@@ -88,7 +102,7 @@ void compare_runs(const AttentionCase& c) {
     if (c.call != Call::backward) return;
     const Tensor<T> dout(c.out_extents(), c.of_dout);
     dout.fill(c.dout);
-    GradientTensors<T> gradients[] = {GradientTensors<T>(c), GradientTensors<T>(c)};
+    GradientTensors<T> gradients[] = {GradientTensors<T>(c), GradientTensors<T>(c), GradientTensors<T>(c)};
     with_and_without_runs(c, [&](const auto& mask, int i) {
       const std::vector<Tensor<T>>& all = gradients[i].all;
       ssmax::attention_backward<Compute<T>>(
@@ -104,6 +118,8 @@ void compare_runs(const AttentionCase& c) {
     });
     if (!gradients[0].same_bits(gradients[1]))
       throw Finding(target + ": other bits of a gradient without runs");
+    if (c.mask.repeated && !gradients[0].same_bits(gradients[2]))
+      throw Finding(target + ": other bits of a gradient with a matrix for each head");
   });
 }
 
@@ -168,14 +184,20 @@ DrawnMask draw_run_mask(Random& random, const QueryShape& shape, RunMasks masks)
     }
     case 9:
     case 10: {
-      const auto visible = draw_matrix(random, shape.rows() * shape.keys);
-      const ssmax::MatrixRuns matrix(
-          View<const bool, 4>(visible.get(), {shape.batch, shape.heads, shape.queries, shape.keys}));
+      const MatrixHeads heads = draw_matrix_heads(random, shape.heads);
+      const auto visible = draw_matrix(random, shape.batch * heads.count * shape.queries * shape.keys);
+      const View<const bool, 4> view(visible.get(), {shape.batch, heads.count, shape.queries, shape.keys});
+      const ssmax::MatrixRuns matrix(view, heads.kind), repeated = repeated_matrix(view, shape);
       if (random.chance(0.5)) {
+        set("", repeated);
+        drawn.repeated = drawn.mask;
         set("MatrixRuns", matrix);
       } else {
+        set("", repeated & with_first);
+        drawn.repeated = drawn.mask;
         set("MatrixRuns & SlidingWindow with first keys", matrix & with_first);
       }
+      drawn.words += heads.words();
       break;
     }
     default: {
@@ -200,6 +222,7 @@ void run_runs(Random& random, const Options& options, std::string& words) {
       draw_attention(random, random.pick({Call::attention, Call::decode, Call::backward}), options, true);
   const bool is_16_bit = c.element == Element::f16 || c.element == Element::bf16;
   c.element = c.stored = is_16_bit ? Element::bf16 : Element::f32;
+  c.statistics = {};
   c.score = {};
   c.score.words = "Identity";
   // With products of bfloat16, gradients may have other bits without runs.

@@ -95,11 +95,13 @@ DrawnScore draw_score(Random& random, const DrawnMask& mask, const ScoreNeeds& n
   // Of some, the table ends before the distances do.
   drawn.run = std::make_shared<ssmax::ScaleInvariant>(drawn.tau, random.pick<index_t>({0, 7, 100, 1000}));
   const QueryShape& shape = mask.shape;
-  drawn.extents = {shape.batch, shape.heads, shape.queries, shape.keys};
   for (index_t h = 0; h < shape.heads; ++h) drawn.slopes.push_back(random.pick({0.5, 0.0, -0.25, 0.07}));
   if (random.chance(0.4)) drawn.distance = ssmax::AlibiDistance::absolute;
   if (drawn.distance == ssmax::AlibiDistance::absolute) drawn.words += ", distances of Alibi absolute";
   if (!reads_matrix(drawn.kind)) return drawn;
+  drawn.heads = draw_matrix_heads(random, shape.heads);
+  drawn.words += drawn.heads.words();
+  drawn.extents = {shape.batch, drawn.heads.count, shape.queries, shape.keys};
   index_t stride = 1;
   for (std::size_t i = 4; i-- > 0;) {
     if (random.chance(i == 3 ? 0.1 : 0.2)) {

@@ -48,6 +48,7 @@ struct DrawnScore {
   ssmax::AlibiDistance distance = ssmax::AlibiDistance::relative;
   std::vector<double> slopes, bias;  // of the heads; as `strides` say, broadcast where 0
   std::array<index_t, 4> extents{}, strides{};
+  MatrixHeads heads;
   bool learns = false;
 
   // What the library points to, and where it puts gradients.
@@ -56,10 +57,11 @@ struct DrawnScore {
   mutable std::vector<ssmax::bfloat16> bias_bfloat16;
   mutable std::vector<double> dslopes, dbias;
 
-  double bias_at(const Query& q, index_t key) const {
-    return bias[static_cast<std::size_t>(q.batch * strides[0] + q.head * strides[1] + q.index * strides[2] +
-                                         key * strides[3])];
+  std::size_t bias_index(const Query& q, index_t key) const {
+    return static_cast<std::size_t>(q.batch * strides[0] + q.head % heads.count * strides[1] +
+                                    q.index * strides[2] + key * strides[3]);
   }
+  double bias_at(const Query& q, index_t key) const { return bias[bias_index(q, key)]; }
 };
 
 struct ScoreNeeds {
@@ -94,7 +96,8 @@ void with_score(const DrawnScore& drawn, const Kinds& kinds, const F& f) {
     }
   };
   const auto bias_from = [&]<class T>(const std::vector<T>& values) {
-    const ssmax::Bias<T> bias(ssmax::View<const T, 4>(values.data(), drawn.extents, drawn.strides));
+    const ssmax::Bias<T> bias(ssmax::View<const T, 4>(values.data(), drawn.extents, drawn.strides),
+                              drawn.heads.kind);
     if constexpr (learn) {
       return bias.gradient(ssmax::View<double, 4>(drawn.dbias.data(), drawn.extents, drawn.strides));
     } else {
@@ -124,7 +127,7 @@ void with_score(const DrawnScore& drawn, const Kinds& kinds, const F& f) {
                    ssmax::Composed(ssmax::Composed(OwnScore{}, softcap_of()), bias_of() | alibi_of()));
   SSMAX_FUZZ_SCORE(sloped_bias, ssmax::SlopedBias(ssmax::View<const ssmax::half, 4>(
                                                       drawn.bias_half.data(), drawn.extents, drawn.strides),
-                                                  drawn.slopes));
+                                                  drawn.slopes, drawn.heads.kind));
   SSMAX_FUZZ_SCORE(named_slope, NamedSlope{});
   SSMAX_FUZZ_SCORE(named_row, NamedRow{});
   SSMAX_FUZZ_SCORE(named_row_of_int, NamedRowOfInt{});

@@ -26,8 +26,12 @@ struct SequencesCase {
   std::vector<index_t> refilled;  // the numbers of queries that replace those of a plan, or empty
   DrawnMask mask;
   enum class Kind { range, runs, tree } kind;
+  bool is_causal;               // no query sees a key after its own
+  std::vector<index_t> prefix;  // of each sequence: how many of its queries a first call computes, or empty
   std::vector<index_t> parents;
   ssmax::RopeOptions rope;
+  std::vector<double> frequencies;       // the rope's own, or empty
+  std::vector<index_t> axes, positions;  // of a rope: [pair] and [sequence, axis, token], or empty
   bool has_rope, rotates_source_keys, rounded_rotation, float_products, batch_invariant;
   index_t key_position;
   std::vector<float> sinks;
@@ -39,6 +43,7 @@ struct SequencesCase {
 
   index_t sequences() const { return std::ssize(lengths); }
   index_t length(index_t b) const { return lengths[static_cast<std::size_t>(b)]; }
+  index_t rope_positions() const { return key_position + longest() + 4; }
   index_t longest() const { return *std::ranges::max_element(lengths); }
   /// The first row of a sequence, counted over all batch entries.
   index_t first_row(index_t b) const {

@@ -26,6 +26,40 @@ constexpr Types all_types[] = {
     {"bfloat16 over Fp8E4M3, to float", 1, run_sequences<bfloat16, ssmax::Fp8E4M3, ssmax::Fp8E4M3, float>},
     {"bfloat16 over Q8_0 and bfloat16", 32, run_sequences<bfloat16, ssmax::Q8_0, bfloat16>}};
 
+/// Frequencies of its own, and positions of each sequence on two axes.
+void draw_rope_details(Random& random, SequencesCase& c) {
+  const bool has_frequencies = random.chance(0.3), has_axes = random.chance(0.5);
+  for (index_t pair = 0; pair < c.rope.width / 2; ++pair) {
+    if (has_frequencies) c.frequencies.push_back(random.chance(0.2) ? 0 : random.uniform(-1, 1));
+    if (has_axes) c.axes.push_back(random.between(0, 1));
+  }
+  if (!has_axes) return;
+  const index_t tokens = 2 * c.rope_positions();  // of both axes
+  for (index_t i = 0; i < c.sequences() * tokens; ++i) c.positions.push_back(random.between(-9, 999));
+  if (c.rotates_source_keys) return;
+  // Common keys are stored once, with one rotation.
+  for (const Families* families : {&c.families, &c.others}) {
+    for (index_t b = 0; b < c.sequences(); ++b) {
+      const auto i = static_cast<std::size_t>(b);
+      for (const index_t axis : {0, 1}) {
+        const auto first = c.positions.begin() + axis * c.rope_positions();
+        std::copy_n(first + families->leaders[i] * tokens, families->common[i], first + b * tokens);
+      }
+    }
+  }
+}
+
+/// Cuts prompts whose results do not depend on the cut.
+void draw_prefix(Random& random, SequencesCase& c) {
+  const bool may_cut = c.is_causal && (!c.seeds.empty() || c.batch_invariant);
+  if (!may_cut || !random.chance(0.7)) return;
+  for (index_t b = 0; b < c.sequences(); ++b) {
+    const index_t queries = c.queries[static_cast<std::size_t>(b)];
+    if (queries > c.length(b)) return c.prefix.clear();
+    c.prefix.push_back(random.between(0, queries));
+  }
+}
+
 /// Sequences that begin with the first keys of the first one.
 Families draw_families(Random& random, const SequencesCase& c, index_t common) {
   Families families;
@@ -89,6 +123,7 @@ void run_sequences(Random& random, const Options&, std::string& words) {
     c.rope.attention_factor = random.pick({1.0, 1.25});
     c.rotates_source_keys = random.chance(0.4);
     c.key_position = c.rotates_source_keys ? random.between(0, 9) : 0;
+    draw_rope_details(random, c);
   }
   c.rounded_rotation = random.chance(0.3);
   c.float_products = random.chance(0.3);
@@ -99,7 +134,7 @@ void run_sequences(Random& random, const Options&, std::string& words) {
     for (index_t h = 0; h < c.heads; ++h) c.sinks.push_back(static_cast<float>(random.normal()));
     c.scaled_sinks = random.chance(0.4);
   }
-  if (random.chance(0.1)) {
+  if (random.chance(0.2)) {
     c.dropout = {.p = 0.3, .offset = random.next()};
     for (index_t b = 0; b < c.sequences(); ++b) c.seeds.push_back(random.next());
   }
@@ -120,13 +155,16 @@ void run_sequences(Random& random, const Options&, std::string& words) {
     c.mask = draw_run_mask(random, longest, RunMasks::of_any_queries);
   } else {
     const index_t left = random.between(0, c.longest()), right = random.between(0, 3);
+    c.is_causal = true;
     switch (random.between(0, 4)) {
       case 0:
         hold(c.mask, ssmax::Full{});
         c.mask.words = "Full";
+        c.is_causal = false;
         break;
       case 1:
         hold(c.mask, ssmax::SlidingWindow(left, right));
+        c.is_causal = right == 0;
         c.mask.words = "SlidingWindow(" + std::to_string(left) + ", " + std::to_string(right) + ")";
         break;
       case 2:
@@ -138,6 +176,7 @@ void run_sequences(Random& random, const Options&, std::string& words) {
         c.mask.words = "Causal";
     }
   }
+  draw_prefix(random, c);
   // 5. Other numbers of queries, for a plan.
   if (c.gives_lengths && !c.has_rope && c.kind == SequencesCase::Kind::range && random.chance(0.1)) {
     for (const index_t n : c.queries)
@@ -169,11 +208,14 @@ std::string SequencesCase::words() const {
   list("common keys", families.common);
   if (has_others) list("common keys of the other source", others.common);
   list("queries", queries);
+  list("queries of a first call of each sequence", prefix);
   list("queries that refill the lengths of a plan", refilled);
   text += packed ? "; packed" : gives_lengths ? "; padded" : "; no lengths";
   text += "\n  mask " + mask.words + "; " + executor.words();
   if (has_rope) add("; rope of width", rope.width);
   if (has_rope) add("from channel", rope.first_channel);
+  if (!frequencies.empty()) text += ", own frequencies";
+  if (!positions.empty()) text += ", positions of each sequence on two axes";
   if (!seeds.empty()) text += "; dropout";
   if (rotates_source_keys) add("; rotate_source_keys, key_position", key_position);
   text += std::string(rounded_rotation ? "; rounded_rotation" : "") +

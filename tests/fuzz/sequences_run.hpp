@@ -68,6 +68,32 @@ class AnySource {
   bool shares_keys_ = false;
 };
 
+/// The rope of all sequences and, where these have positions of their own, the rope of each sequence alone.
+struct Ropes {
+  std::optional<ssmax::Rope<float>> all;
+  std::vector<ssmax::Rope<float>> alone;
+
+  explicit Ropes(const SequencesCase& c) {
+    if (!c.has_rope) return;
+    ssmax::RopeOptions options = c.rope;
+    options.frequencies = c.frequencies;
+    const index_t tokens = c.rope_positions();
+    if (c.positions.empty()) {
+      all.emplace(options, tokens);
+      return;
+    }
+    const index_t* const first = c.positions.data();
+    all.emplace(options, View<const index_t, 3>(first, {c.sequences(), 2, tokens}), c.axes);
+    for (index_t b = 0; b < c.sequences(); ++b)
+      alone.emplace_back(options, View<const index_t, 2>(first + b * 2 * tokens, {2, tokens}), c.axes);
+  }
+  /// `b` below 0: of all sequences.
+  const ssmax::Rope<float>* of(index_t b = -1) const {
+    if (b >= 0 && !alone.empty()) return &alone[static_cast<std::size_t>(b)];
+    return all ? &*all : nullptr;
+  }
+};
+
 /// n elements whose bytes are NaN.
 template <class X>
 std::vector<X> nans(index_t n) {
@@ -80,8 +106,8 @@ std::vector<X> nans(index_t n) {
 template <class K, class V>
 class Contents {
  public:
-  Contents(const SequencesCase& c, const Families& families, std::uint64_t seed,
-           const ssmax::Rope<float>* rope)
+  /// `ropes`: rotate the keys before they are stored, or null.
+  Contents(const SequencesCase& c, const Families& families, std::uint64_t seed, const Ropes* ropes)
       : cache_({.batch = c.sequences(),
                 .kv_heads = c.kv_heads,
                 .width = c.d,
@@ -114,22 +140,22 @@ class Contents {
       return View<const float, 4>(all.data(), {batch, kv, most, width},
                                   {most * kv * width, width, kv * width, 1});
     };
-    cache_.append(rows(k, c.d), rows(v, c.dv), rope, {}, positions);
+    cache_.append(rows(k, c.d), rows(v, c.dv), ropes == nullptr ? nullptr : ropes->of(), {}, positions);
     for (index_t b = 0; b < batch; ++b) cache_.truncate(b, c.length(b));
     // 3. Fill a PagedKvCache whose pages have held NaN. A fork shares the common keys.
     for (index_t b = 0; b < batch; ++b) pages_of_all_ += pages(c, b) + 1;
     paged_.emplace(ssmax::PagedKvCacheOptions{
         .kv_heads = kv, .width = c.d, .value_width = c.dv, .page = c.page, .pages = pages_of_all_});
     const auto append = [&](index_t id, const float* new_k, const float* new_v, index_t n,
-                            const auto& offsets) {
+                            const std::vector<index_t>& offsets, const ssmax::Rope<float>* rope) {
       const std::vector<index_t> ids(static_cast<std::size_t>(n), id);
       paged_->append(View<const float, 3>(new_k, {n, kv, c.d}), View<const float, 3>(new_v, {n, kv, c.dv}),
-                     ids, offsets.empty() ? nullptr : rope, offsets);
+                     ids, rope, offsets);
     };
     const index_t places = pages_of_all_ * c.page;
     const index_t id_of_nan = paged_->add();
     append(id_of_nan, nans<float>(places * kv * c.d).data(), nans<float>(places * kv * c.dv).data(), places,
-           std::vector<index_t>{});
+           {}, nullptr);
     paged_->remove(id_of_nan);
     for (index_t b = 0; b < batch; ++b) {
       const auto i = static_cast<std::size_t>(b);
@@ -140,14 +166,30 @@ class Contents {
       std::vector<index_t> offsets(positions.begin() + first, positions.begin() + b * most + c.length(b));
       for (index_t& offset : offsets) offset -= common;
       append(ids_.back(), k.data() + first * kv * c.d, v.data() + first * kv * c.dv, std::ssize(offsets),
-             offsets);
+             offsets, ropes == nullptr ? nullptr : ropes->of(b));
     }
     // 4. Copy the stored rows to pages in a random order.
     fill_pool(c, families, random);
-    if constexpr (ssmax::detail::StoredRows<K, V>::accepts_quantized) append_quantized(c);
+    if constexpr (ssmax::detail::StoredRows<K, V>::accepts_quantized) {
+      append_quantized(c);
+      append_quantized_to_cache(c, random);
+      const AnySource<K, V> caches[] = {{"PagedKvCache", quantized_->source(quantized_ids_)},
+                                        {"KvCache", *quantized_cache_}};
+      for (const AnySource<K, V>& cache : caches) check_same_rows(c, cache);
+    }
   }
   Contents(const Contents&) = delete;
   Contents& operator=(const Contents&) = delete;
+
+  /// The KvCache as it was before the queries after `prefix` were appended.
+  AnySource<K, V> before_the_rest(const SequencesCase& c) const {
+    ssmax::KvCache<K, V> cache = cache_;
+    for (index_t b = 0; b < c.sequences(); ++b) {
+      const auto i = static_cast<std::size_t>(b);
+      cache.truncate(b, c.length(b) - c.queries[i] + c.prefix[i]);
+    }
+    return {"KvCache", cache};
+  }
 
   /// All sources. The first one is a KvCache.
   std::vector<AnySource<K, V>> sources(const SequencesCase& c) const {
@@ -196,6 +238,7 @@ class Contents {
             ssmax::PageTable<int>(View<const int, 3>(per_head_.data(), {batch, kv, entries_}), lengths_),
             {.k = scales_at_rows(k_scales_), .v = scales_at_rows(v_scales_)}));
     if (quantized_) result.emplace_back("PagedKvCache of quantized rows", quantized_->source(quantized_ids_));
+    if (quantized_cache_) result.emplace_back("KvCache of quantized rows", *quantized_cache_);
     return result;
   }
 
@@ -286,8 +329,63 @@ class Contents {
     }
   }
 
+  /// Appends the quantized rows of the cache to another KvCache, in two calls with other numbers of each sequence.
+  void append_quantized_to_cache(const SequencesCase& c, Random& random) {
+    const index_t batch = c.sequences(), kv = c.kv_heads, k_width = c.d / ssmax::detail::group_of<K>,
+                  v_width = c.dv / ssmax::detail::group_of<V>, most = c.longest();
+    quantized_cache_.emplace(ssmax::KvCacheOptions{
+        .batch = batch, .kv_heads = kv, .width = c.d, .value_width = c.dv, .capacity = most + extra});
+    std::vector<index_t> begins(c.lengths.size()), counts;
+    for (const index_t length : c.lengths) counts.push_back(random.between(0, length));
+    for (int call = 0; call < 2; ++call) {
+      auto k = nans<K>(batch * kv * most * k_width);
+      auto v = nans<V>(batch * kv * most * v_width);
+      std::vector<float> k_scales, v_scales;
+      if constexpr (ssmax::detail::ScaledStorage<K>) k_scales = nans<float>(batch * kv * most);
+      if constexpr (ssmax::detail::ScaledStorage<V>) v_scales = nans<float>(batch * kv * most);
+      reference::for_each_index({batch, kv, most}, [&](index_t b, index_t h, index_t i) {
+        const auto sequence = static_cast<std::size_t>(b);
+        if (i >= counts[sequence]) return;
+        const ssmax::KeyRun<K, V> run = cache_.run(b, h, begins[sequence] + i);
+        const index_t row = (b * kv + h) * most + i;
+        std::copy_n(run.k, k_width, k.begin() + row * k_width);
+        std::copy_n(run.v, v_width, v.begin() + row * v_width);
+        if (!k_scales.empty()) k_scales[static_cast<std::size_t>(row)] = *run.k_scales;
+        if (!v_scales.empty()) v_scales[static_cast<std::size_t>(row)] = *run.v_scales;
+      });
+      const auto scales = [&](const std::vector<float>& all) {
+        return all.empty() ? View<const float, 3>{} : View<const float, 3>(all.data(), {batch, kv, most});
+      };
+      quantized_cache_->append(View<const K, 4>(k.data(), {batch, kv, most, k_width}),
+                               View<const V, 4>(v.data(), {batch, kv, most, v_width}), scales(k_scales),
+                               scales(v_scales), counts);
+      begins = counts;
+      for (std::size_t b = 0; b < counts.size(); ++b) counts[b] = c.lengths[b] - begins[b];
+    }
+  }
+
+  /// Throws unless a source has the rows and the factors of the cache, which has quantized the floats.
+  void check_same_rows(const SequencesCase& c, const AnySource<K, V>& source) const {
+    const auto same = [](const auto* first, const auto* second, index_t count) {
+      if (first == nullptr || second == nullptr) return first == second;
+      return std::memcmp(first, second, static_cast<std::size_t>(count) * sizeof(*first)) == 0;
+    };
+    for (index_t b = 0; b < c.sequences(); ++b) {
+      reference::for_each_index({c.kv_heads, c.length(b)}, [&](index_t h, index_t key) {
+        const ssmax::KeyRun<K, V> own = cache_.run(b, h, key), other = source.run(b, h, key);
+        if (same(own.k, other.k, c.d / ssmax::detail::group_of<K>) &&
+            same(own.v, other.v, c.dv / ssmax::detail::group_of<V>) &&
+            same(own.k_scales, other.k_scales, 1) && same(own.v_scales, other.v_scales, 1))
+          return;
+        throw Finding(source.name + " of quantized rows: another row of sequence " + std::to_string(b) +
+                      ", kv head " + std::to_string(h) + ", key " + std::to_string(key));
+      });
+    }
+  }
+
   ssmax::KvCache<K, V> cache_;
   std::optional<ssmax::PagedKvCache<K, V>> paged_, quantized_;
+  std::optional<ssmax::KvCache<K, V>> quantized_cache_;
   std::vector<index_t> ids_, quantized_ids_;
   index_t pages_of_all_, entries_ = 0;  // entries_: of a row of a table
   std::vector<K> k_;
@@ -318,8 +416,9 @@ struct SequenceRows {
     if (c->packed) return view_of(0, 1, c->first_row(c->sequences()));
     return view_of(0, c->sequences(), c->rows);
   }
-  View<X, 4> sequence(index_t b) {
-    return view_of(c->first_row(b), 1, c->queries[static_cast<std::size_t>(b)]);
+  View<X, 4> sequence(index_t b) { return sequence(b, {0, c->queries[static_cast<std::size_t>(b)]}); }
+  View<X, 4> sequence(index_t b, KeyRange queries) {
+    return view_of(c->first_row(b) + queries.begin, 1, queries.size());
   }
   /// Calls f for each row of a query.
   template <class F>
@@ -344,6 +443,11 @@ struct SequenceRows {
   }
 };
 
+struct SequencePart {
+  index_t sequence;
+  KeyRange queries;
+};
+
 template <class T, class O>
 struct SequencesResult {
   SequenceRows<O> out;
@@ -351,10 +455,13 @@ struct SequencesResult {
 
   explicit SequencesResult(const SequencesCase& c) : out(c, c.dv), lse(c, 1) {}
   bool operator==(const SequencesResult& other) const { return out == other.out && lse == other.lse; }
-  /// `b` below 0: of all sequences.
+  /// `part`: of some queries of a sequence, or null.
   template <class Source>
-  ssmax::AttentionArguments<float> arguments(SequenceRows<T>& q, const Source& source, index_t b = -1) {
-    const auto pick = [b](auto& rows) { return b < 0 ? rows.view() : rows.sequence(b); };
+  ssmax::AttentionArguments<float> arguments(SequenceRows<T>& q, const Source& source,
+                                             const SequencePart* part = nullptr) {
+    const auto pick = [part](auto& rows) {
+      return part == nullptr ? rows.view() : rows.sequence(part->sequence, part->queries);
+    };
     const View<float, 4> all = pick(lse);
     const View<float, 3> rows(all.data_handle(), {all.extent(0), all.extent(1), all.extent(2)},
                               {all.stride(0), all.stride(1), all.stride(2)});
@@ -375,14 +482,13 @@ template <class T, class K, class V, class O>
 void run_sequences(const SequencesCase& c) {
   using Source = AnySource<K, V>;
   using Result = SequencesResult<T, O>;
-  std::optional<ssmax::Rope<float>> rope;
-  if (c.has_rope) rope.emplace(c.rope, c.key_position + c.longest() + 4);
+  const Ropes ropes(c);
   Random random(c.seed, 1);
   SequenceRows<T> q(c, c.d);
   q.for_each([&](auto row) {
     for (auto& x : row) x = narrow<T>(random.uniform(-2, 2));
   });
-  ssmax::AttentionOptions<T> options{.rope = rope ? &*rope : nullptr,
+  ssmax::AttentionOptions<T> options{.rope = ropes.of(),
                                      .key_position = c.key_position,
                                      .sinks = c.sinks,
                                      .float_products = c.float_products,
@@ -400,16 +506,19 @@ void run_sequences(const SequencesCase& c) {
   const std::vector<index_t> numbers = c.numbers(c.queries), refilled = c.numbers(c.refilled);
   const ssmax::SSMax<float> scaling(0.3F);
   for_each_target([&](const std::string& target) {
-    const ssmax::Rope<float>* const stored_rope = rope && !c.rotates_source_keys ? &*rope : nullptr;
-    const Contents<K, V> contents(c, c.families, c.seed, stored_rope);
+    const Ropes* const of_stored = c.rotates_source_keys ? nullptr : &ropes;
+    const Contents<K, V> contents(c, c.families, c.seed, of_stored);
     std::optional<Contents<K, V>> others;
-    if (c.has_others) others.emplace(c, c.others, c.seed + 1, stored_rope);
+    if (c.has_others) others.emplace(c, c.others, c.seed + 1, of_stored);
     with_sequence_mask(c, [&](const auto& mask) {
-      const auto arguments = [&](Result& result, const Source& source, const auto& of_call, index_t b = -1) {
-        auto a = ssmax::with(result.arguments(q, source, b), of_call);
+      const auto arguments = [&](Result& result, const Source& source, const auto& of_call,
+                                 const SequencePart* part = nullptr) {
+        auto a = ssmax::with(result.arguments(q, source, part), of_call);
         a.more_queries_than_keys = true;
-        if (b >= 0 && !c.seeds.empty())
-          a.dropout.seeds = std::span(c.seeds).subspan(static_cast<std::size_t>(b), 1);
+        if (part == nullptr) return a;
+        a.rope = ropes.of(part->sequence);
+        if (!c.seeds.empty())
+          a.dropout.seeds = std::span(c.seeds).subspan(static_cast<std::size_t>(part->sequence), 1);
         return a;
       };
       const auto check = [&](const std::string& what, const Result& expected, const auto& call) {
@@ -423,9 +532,20 @@ void run_sequences(const SequencesCase& c) {
       };
       const auto alone = [&](const Source& source) {
         Result result(c);
-        for (index_t b = 0; b < c.sequences(); ++b)
-          ssmax::attention(arguments(result, source.alone(b), options, b), scaling, mask);
+        for (index_t b = 0; b < c.sequences(); ++b) {
+          const SequencePart whole{b, {0, c.queries[static_cast<std::size_t>(b)]}};
+          ssmax::attention(arguments(result, source.alone(b), options, &whole), scaling, mask);
+        }
         return result;
+      };
+      /// Computes each sequence alone in two calls, between which keys are appended.
+      const auto in_two_calls = [&](const Source& first, const Source& whole, Result& result) {
+        for (index_t b = 0; b < c.sequences(); ++b) {
+          const auto i = static_cast<std::size_t>(b);
+          const SequencePart parts[] = {{b, {0, c.prefix[i]}}, {b, {c.prefix[i], c.queries[i]}}};
+          ssmax::attention(arguments(result, first.alone(b), options, &parts[0]), scaling, mask);
+          ssmax::attention(arguments(result, whole.alone(b), options, &parts[1]), scaling, mask, c.executor);
+        }
       };
       /// Runs a plan of one source, bound to another one. `may_throw`: the plan may refuse the other source.
       const auto check_plan = [&](const Source& planned, const Source& bound, const Result& expected,
@@ -470,6 +590,10 @@ void run_sequences(const SequencesCase& c) {
       };
       const auto of_first = contents.sources(c);
       const Result first = check_sources(of_first);
+      if (!c.prefix.empty()) {
+        check("prompts in two calls", first,
+              [&](Result& got) { in_two_calls(contents.before_the_rest(c), of_first[0], got); });
+      }
       if (!others) return;
       const auto of_others = others->sources(c);
       const Result second = alone(of_others[0]);

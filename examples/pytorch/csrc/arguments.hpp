@@ -53,11 +53,13 @@ struct Arguments {
   std::optional<std::int64_t> chunk;
   bool top_left;
   MaybeTensor prefix, lengths, cu_queries, cu_keys, visible;
+  bool visible_modulo;     // head h reads matrix h % matrices
   double softcap;          // 0: none
   double scale_invariant;  // τ; 0: none
   MaybeTensor slopes;
   SlopesMultiply slopes_multiply;
   MaybeTensor bias;
+  bool bias_modulo;
   bool bias_hides;  // where it is -inf, a key is not counted
   MaybeTensor sinks;
   bool scaled_sinks;

@@ -85,7 +85,7 @@ Gradients attention_backward_of(const BackwardInputs& in, const Arguments& a) {
     gradients.dc = broadcast_view<A>("c", tensor(Gradient::c), std::array{batch, heads, queries});
   }
   if (wants(Gradient::bias, a.bias.has_value())) {
-    gradients.dbias = broadcast_view<A>("bias", tensor(Gradient::bias), extents);
+    gradients.dbias = matrix_view<A>("bias", tensor(Gradient::bias), extents, a.bias_modulo);
   }
   with_learning_policies<A>(
       a, parameters, extents, gradients, [&](const auto& scaling, const auto& mask, const auto& score) {

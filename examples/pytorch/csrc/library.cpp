@@ -13,12 +13,14 @@ namespace {
 #define SSMAX_TORCH_COMMON                                                                         \
   "float? scale=None, bool causal=False, int scaling=0, Tensor? s=None, Tensor? b=None, float[]? " \
   "numbers=None, int[]? size=None"
-#define SSMAX_TORCH_ARGUMENTS                                                                     \
-  SSMAX_TORCH_COMMON                                                                              \
-  ", Tensor? p=None, Tensor? c=None, int[]? window=None, int? chunk=None, bool top_left=False, "  \
-  "Tensor? prefix=None, Tensor? lengths=None, Tensor? cu_queries=None, Tensor? cu_keys=None, "    \
-  "Tensor? visible=None, float? softcap=None, float? scale_invariant=None, Tensor? slopes=None, " \
-  "int slopes_multiply=0, Tensor? bias=None, bool bias_hides=False, Tensor? sinks=None, "         \
+#define SSMAX_TORCH_ARGUMENTS                                                                           \
+  SSMAX_TORCH_COMMON                                                                                    \
+  ", Tensor? p=None, Tensor? c=None, int[]? window=None, int? chunk=None, bool top_left=False, "        \
+  "Tensor? prefix=None, Tensor? lengths=None, Tensor? cu_queries=None, Tensor? cu_keys=None, "          \
+  "Tensor? visible=None, bool visible_modulo=False, float? softcap=None, float? scale_invariant=None, " \
+  "Tensor? slopes=None, "                                                                               \
+  "int slopes_multiply=0, Tensor? bias=None, bool bias_modulo=False, bool bias_hides=False, Tensor? "   \
+  "sinks=None, "                                                                                        \
   "bool scaled_sinks=False, float[]? rope=None, float? dropout_p=None, Tensor? dropout_seed=None"
 #define SSMAX_TORCH_CROSS_ENTROPY                                                           \
   "Tensor logits, Tensor target, Tensor? weight, int ignore_index, float label_smoothing, " \
@@ -50,11 +52,13 @@ class Stack {
     a.cu_queries = take<MaybeTensor>();
     a.cu_keys = take<MaybeTensor>();
     a.visible = take<MaybeTensor>();
+    a.visible_modulo = take<bool>();
     a.softcap = take_or_empty<double>();
     a.scale_invariant = take_or_empty<double>();
     a.slopes = take<MaybeTensor>();
     a.slopes_multiply = static_cast<SlopesMultiply>(take<std::int64_t>());
     a.bias = take<MaybeTensor>();
+    a.bias_modulo = take<bool>();
     a.bias_hides = take<bool>();
     a.sinks = take<MaybeTensor>();
     a.scaled_sinks = take<bool>();
@@ -117,6 +121,15 @@ void boxed_attention_forward(StableIValue* values, std::uint64_t, std::uint64_t)
   stack.put(1, results.lse);
 }
 
+void boxed_count_within_gaps(StableIValue* values, std::uint64_t, std::uint64_t) {
+  Stack stack(values);
+  const auto query = stack.take<Tensor>(), key = stack.take<Tensor>();
+  const auto gaps = stack.take<std::vector<double>>();
+  const auto [largest, counts] = count_within_gaps(query, key, gaps, stack.take_arguments());
+  stack.put(0, largest);
+  stack.put(1, counts);
+}
+
 void boxed_attention_backward(StableIValue* values, std::uint64_t, std::uint64_t) {
   Stack stack(values);
   const auto grad_out = stack.take<Tensor>();
@@ -160,7 +173,7 @@ void boxed_cross_entropy_backward(StableIValue* values, std::uint64_t, std::uint
 }
 
 constexpr char attention_name[] = "attention", decode_name[] = "KVCache.decode",
-               cross_entropy_name[] = "cross_entropy";
+               cross_entropy_name[] = "cross_entropy", count_within_gaps_name[] = "count_within_gaps";
 
 /// An operator whose messages have the names of the Python package.
 template <void (*Boxed)(StableIValue*, std::uint64_t, std::uint64_t), const char* Attention = attention_name>
@@ -181,6 +194,8 @@ STABLE_TORCH_LIBRARY(ssmax, library) {
               ") -> (Tensor, Tensor?)");
   library.def("attention_statistics(Tensor query, Tensor key, Tensor value, " SSMAX_TORCH_ARGUMENTS
               ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  library.def("count_within_gaps(Tensor query, Tensor key, float[] gaps, " SSMAX_TORCH_ARGUMENTS
+              ") -> (Tensor, Tensor)");
   library.def(
       "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, "
       "Tensor out, Tensor lse, bool[] learn, " SSMAX_TORCH_ARGUMENTS
@@ -197,6 +212,7 @@ STABLE_TORCH_LIBRARY_IMPL(ssmax, CPU, library) {
   library.impl("attention", named<boxed_attention>);
   library.impl("attention_forward", named<boxed_attention_forward>);
   library.impl("attention_statistics", named<boxed_attention_statistics>);
+  library.impl("count_within_gaps", named<boxed_count_within_gaps, count_within_gaps_name>);
   library.impl("attention_backward", named<boxed_attention_backward>);
   library.impl("decode", named<boxed_decode, decode_name>);
   library.impl("rotate", named<boxed_rotate>);

@@ -73,19 +73,30 @@ struct SameKeys {
   }
 };
 
+/// A view of a matrix that broadcasts to [batch, heads, queries, keys]. With `modulo`, its number of heads stays.
+template <class T>
+ssmax::View<T, 4> matrix_view(const char* name, const Tensor& tensor, Extents extents, bool modulo) {
+  if (modulo && tensor.dim() >= 3) extents[1] = tensor.size(tensor.dim() - 3);
+  return broadcast_view<T>(name, tensor, extents);
+}
+
+inline ssmax::HeadsOfMatrix heads_of_matrix(bool modulo) {
+  return modulo ? ssmax::HeadsOfMatrix::modulo : ssmax::HeadsOfMatrix::each;
+}
+
 /// Keys that a matrix shows: one of bool, and one of numbers that hides where it is -inf or the lowest number.
 template <class A>
 struct Matrices {
   std::optional<ssmax::MatrixMask<bool>> visible;
-  std::optional<ssmax::View<const A, 4>> additive;
+  std::optional<ssmax::shared::QueryMatrix<const A>> additive;
 
   ssmax::KeyRange keys(const ssmax::Query& query) const { return {0, query.shape.keys}; }
   bool sees(const ssmax::Query& query, index_t key) const {
-    return (!visible || visible->sees(query, key)) &&
-           (!additive || !((*additive)(query.batch, query.head, query.index, key) <= lowest));
+    return (!visible || visible->sees(query, key)) && (!additive || !((*additive)(query, key) <= lowest));
   }
   void check(const ssmax::QueryShape& shape) const {
     if (visible) visible->check(shape);
+    if (additive) additive->check("MatrixMask", "matrix", shape);
   }
 
   static constexpr A lowest = std::numeric_limits<A>::lowest();
@@ -103,8 +114,14 @@ void with_mask(const Arguments& a, const Extents& extents, const F& f) {
   const Ranges ranges = make_ranges(a, extents[3]);
   const std::optional<Placed> placed = make_placed(a);
   Matrices<A> matrices;
-  if (a.visible) matrices.visible.emplace(broadcast_view<const bool>("mask", *a.visible, extents));
-  if (a.bias && a.bias_hides) matrices.additive = broadcast_view<const A>("mask", *a.bias, extents);
+  if (a.visible) {
+    matrices.visible.emplace(matrix_view<const bool>("mask", *a.visible, extents, a.visible_modulo),
+                             heads_of_matrix(a.visible_modulo));
+  }
+  if (a.bias && a.bias_hides) {
+    matrices.additive.emplace(matrix_view<const A>("mask", *a.bias, extents, a.bias_modulo),
+                              heads_of_matrix(a.bias_modulo));
+  }
   if (matrices.visible || matrices.additive) {
     // Rare with documents: without them, one document has everything.
     const std::array<index_t, 2> queries{0, extents[2]}, keys{0, extents[3]};

@@ -26,6 +26,11 @@ template <class T>
 Results attention_of(const Tensor& query, const Tensor& key, const Tensor& value, const Arguments& a,
                      Wanted wanted);
 
+/// Returns each query's largest logit, [batch, heads, queries], and for each gap the number of keys within the gap,
+/// [gaps, batch, heads, queries]. Scaling, sinks and dropout have no effect.
+std::pair<Tensor, Tensor> count_within_gaps(const Tensor& query, const Tensor& key,
+                                            const std::vector<double>& gaps, const Arguments& a);
+
 /// What attention_backward returns. Those that were not asked for have no elements.
 enum class Gradient { query, key, value, s, b, p, c, slopes, bias, sinks, count };
 using Gradients = std::array<Tensor, static_cast<std::size_t>(Gradient::count)>;

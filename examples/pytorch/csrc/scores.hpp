@@ -3,6 +3,7 @@
 
 #include <ssmax/score.hpp>
 
+#include "masks.hpp"
 #include "scale_invariant.hpp"
 #include "scalings.hpp"
 
@@ -54,7 +55,8 @@ inline ssmax::Alibi make_alibi(const Arguments& a, const Parameters& parameters)
 
 template <class A>
 ssmax::Bias<A> make_bias(const Arguments& a, const Extents& extents) {
-  return ssmax::Bias<A>(broadcast_view<const A>("bias", *a.bias, extents));
+  return ssmax::Bias<A>(matrix_view<const A>("bias", *a.bias, extents, a.bias_modulo),
+                        heads_of_matrix(a.bias_modulo));
 }
 
 /// Calls f with the score.
@@ -67,8 +69,8 @@ void with_score(const Arguments& a, const Parameters& parameters, const Extents&
   const MaybeSoftcap softcap = make_softcap(a);
   if (a.slopes_multiply == SlopesMultiply::bias) {
     if (!a.slopes || !a.bias || a.bias_hides) fail("score has SlopedBias without slopes and matrix");
-    return f(softcap |
-             ssmax::SlopedBias<A>(broadcast_view<const A>("bias", *a.bias, extents), parameters.slopes));
+    return f(softcap | ssmax::SlopedBias<A>(matrix_view<const A>("bias", *a.bias, extents, a.bias_modulo),
+                                            parameters.slopes, heads_of_matrix(a.bias_modulo)));
   }
   const ssmax::Alibi alibi = make_alibi(a, parameters);
   if (a.bias) {
@@ -95,10 +97,12 @@ void with_learning_score(const Arguments& a, const Parameters& parameters, const
   // Rare: both learn, and what nobody wants is dropped.
   std::vector<double> dropped_slopes(slopes_learn ? 0 : parameters.slopes.size());
   const auto dslopes = slopes_learn ? gradients.dslopes : std::span<double>(dropped_slopes);
-  const auto [batch, heads, queries, keys] = extents;
+  const auto [batch, matrices, queries, keys] =
+      matrix_view<const A>("bias", *a.bias, extents, a.bias_modulo).extents();
   std::vector<A> dropped_bias;
-  if (!gradients.dbias) dropped_bias.resize(static_cast<std::size_t>(batch * heads * queries * keys));
-  const auto dbias = gradients.dbias.value_or(ssmax::View<A, 4>(dropped_bias.data(), extents));
+  if (!gradients.dbias) dropped_bias.resize(static_cast<std::size_t>(batch * matrices * queries * keys));
+  const auto dbias =
+      gradients.dbias.value_or(ssmax::View<A, 4>(dropped_bias.data(), {batch, matrices, queries, keys}));
   f(softcap | alibi.gradient(dslopes) | bias.gradient(dbias));
 }
 

@@ -328,6 +328,8 @@ def test_operators_called_by_hand():
         "scale_invariant": [0.0, -1.0, NAN, 1e-320],
         "bias": [torch.ones(6, 6, dtype=torch.float64)],
         "bias_hides": [True],
+        "bias_modulo": [True],
+        "visible_modulo": [True],
         "rope": [[], [1.0], [NAN] * 12, [1e300] * 12, [0, 8, 1e4, 5, 0, 1, 0, 1, 1, 1, 0, 1], [1e15, 8, 1e4, 0, 0, 1, 0, 1, 1, 1, 0, 1],
             [0, 8, 1e4, 0, 0, 1, 0, 1, 1, 1, 1e15, 1], [0, 8, 1e4, 0, 0, 1, 0, 1, 1, 1, 0, 1, 2.0]],
         "chunk": [0, -(2**63), 2**63 - 1],

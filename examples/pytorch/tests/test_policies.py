@@ -102,6 +102,11 @@ MASKS = {
     "matrix": (MATRIX, dict(matrix=MATRIX)),
     "causal & matrix": (mask.Causal() & MATRIX, dict(causal=True, matrix=MATRIX)),
     "additive": (ADDITIVE, dict(matrix=MATRIX[:, :1])),
+    "matrices by modulo": (mask.MatrixMask(MATRIX[:, :2], modulo=True), dict(matrix=MATRIX[:, :2].repeat(1, 2, 1, 1))),
+    "causal & matrices by modulo": (
+        mask.Causal() & mask.MatrixMask(MATRIX[0, :2], modulo=True),
+        dict(causal=True, matrix=MATRIX[:, :2].repeat(1, 2, 1, 1)),
+    ),
 }
 
 
@@ -208,6 +213,68 @@ def test_sloped_bias(matrix, softcap):
     seen = reference.visible(*shape_of_seen(), window=(20, 2))
     bias = SLOPES.detach()[:, None, None] * matrix
     check(ours, reference.attention(q, k, v, seen, SCALINGS["ssmax"][1], bias=bias, softcap=softcap), [q, k, v, S])
+
+
+@pytest.mark.parametrize("batch", [1, BATCH])
+@pytest.mark.parametrize("learns", [False, True])
+def test_matrices_by_modulo(batch, learns):
+    """Head h reads matrix h % 2 of a bias, of an additive mask and of a bias with slopes, through which gradients go."""
+    q, k, v = inputs()
+    two = random(batch, 2, QUERIES, KEYS).requires_grad_(learns)
+    repeated = two.repeat(1, HEADS // 2, 1, 1)
+    seen = reference.visible(*shape_of_seen(), window=(20, 0))
+    window, parameters = mask.SlidingWindow(20), [q, k, v, *([two] if learns else [])]
+    for slopes in (None, SLOPES, SLOPES.detach()):
+        given = score.Softcap(0.7) | score.Bias(two, modulo=True)
+        given = given if slopes is None else given | score.Alibi(slopes)
+        ours = attention(q, k, v, mask=window, score=given, return_lse=True)
+        theirs = reference.attention(q, k, v, seen, ones, bias=repeated, softcap=0.7, slopes=slopes)
+        check(ours, theirs, [*parameters, *([SLOPES] if slopes is SLOPES else [])])
+    matrix = two.detach()
+    hidden = torch.where(matrix < 0.3, -torch.inf, matrix)
+    ours = attention(q, k, v, scaling=scaling.SSMax(S), mask=mask.MatrixMask(hidden, modulo=True), return_lse=True)
+    seen = reference.visible(*shape_of_seen(), matrix=(matrix >= 0.3).repeat(1, 2, 1, 1))
+    theirs = reference.attention(q, k, v, seen, SCALINGS["ssmax"][1], bias=repeated.detach())
+    check(ours, theirs, [q, k, v, S])
+    ours = attention(q, k, v, score=score.SlopedBias(matrix, SLOPES.detach(), modulo=True), return_lse=True)
+    bias = SLOPES.detach()[:, None, None] * repeated.detach()
+    check(ours, reference.attention(q, k, v, reference.visible(*shape_of_seen()), ones, bias=bias), [q, k, v])
+
+
+def test_wrong_matrices_by_modulo():
+    q, k, v = (x.detach() for x in inputs())
+    three = torch.ones(1, 3, QUERIES, KEYS, dtype=torch.bool)
+    wrong = {
+        "mask": dict(mask=mask.MatrixMask(three, modulo=True)),
+        "bias": dict(score=score.Bias(three.double(), modulo=True)),
+    }
+    wrong["additive mask"] = dict(mask=mask.MatrixMask(three.double(), modulo=True))
+    names = {"mask": "mask.MatrixMask", "bias": "score.Bias", "additive mask": "mask.MatrixMask"}
+    for name, what in wrong.items():
+        with pytest.raises(ValueError, match=f"{names[name]}: .* must divide the heads of the attention, 4"):
+            attention(q, k, v, **what)
+        with pytest.raises(ValueError, match="must have a number of matrices that divides 4 heads"):
+            attention(q.to("meta"), k.to("meta"), v.to("meta"), **{n: to_meta(x) for n, x in what.items()})
+    two = MATRIX[:, :2]
+    with pytest.raises(ValueError, match=r"mask has shape \[1, 2, 21, 37\]"):
+        attention(q, k, v, mask=two)
+    by_modulo = mask.MatrixMask(two, modulo=True)
+    for other in (MATRIX, ADDITIVE, by_modulo):
+        with pytest.raises(ValueError, match="a MatrixMask with modulo does not work with another MatrixMask"):
+            by_modulo & other
+    with pytest.raises(ValueError, match="a Bias with modulo does not work with a Bias without modulo"):
+        score.Bias(two.double(), modulo=True) | score.Bias(BIAS)
+    additive = mask.MatrixMask(two.double(), modulo=True)
+    with pytest.raises(ValueError, match="Bias does not work with an additive mask where one of them has modulo"):
+        attention(q, k, v, mask=additive, score=score.Bias(BIAS))
+
+
+def to_meta(policy):
+    """Moves the tensors of a mask or score to the meta device."""
+    for name, x in vars(policy).items():
+        if isinstance(x, torch.Tensor):
+            setattr(policy, name, x.to("meta"))
+    return policy
 
 
 @pytest.mark.parametrize("absolute", [False, True])
@@ -361,6 +428,8 @@ SHOWN = {
     ),
     "MatrixMask(matrix=Tensor([1, 4, 21, 37], bool))": mask.MatrixMask(MATRIX),
     "MatrixMask(matrix=Tensor([1, 1, 21, 37], float64))": mask.MatrixMask(ADDITIVE),
+    "MatrixMask(matrix=Tensor([1, 4, 21, 37], bool), modulo=True)": mask.MatrixMask(MATRIX, modulo=True),
+    "Bias(bias=Tensor([2, 1, 1, 37], float64), modulo=True)": score.Bias(BIAS_OF_KEYS, modulo=True),
     "Softcap(cap=0.7)": score.Softcap(0.7),
     "ScaleInvariant(tau=10.0)": score.ScaleInvariant(),
     "Softcap(cap=0.7) | Alibi(slopes=Tensor([4], float64), absolute=True)": score.Softcap(0.7)

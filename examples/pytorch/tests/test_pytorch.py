@@ -36,6 +36,9 @@ CASES = {
     "dropout": lambda: dict(dropout_p=0.5),
     "chunks": lambda: dict(mask=mask.Chunks(5), score=score.Alibi(parameter(4), absolute=True)),
     "top-left": lambda: dict(mask=mask.CausalTopLeft(), rope=ssmax_torch.Rope(4, first_channel=2, frequencies=[1.0, 0.1])),
+    "modulo": lambda: dict(
+        mask=mask.MatrixMask(torch.rand(2, 12, 12) < 0.5, modulo=True), score=score.Bias(parameter(1, 2, 12, 12), modulo=True)
+    ),
     "sloped bias": lambda: dict(score=score.SlopedBias(torch.rand(12, 12), torch.rand(4))),
 }
 

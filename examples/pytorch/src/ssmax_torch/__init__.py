@@ -16,6 +16,7 @@ from . import mask, scaling, score
 from ._attention import RowStatistics, attention, scaled_dot_product_attention
 from ._cache import KVCache
 from ._cross_entropy import cross_entropy
+from ._gap_counts import GapCounts, count_within_gaps
 from ._modules import SSMax
 from ._multihead import MultiheadAttention
 from ._rope import Rope, RopeScaling
@@ -23,6 +24,7 @@ from ._varlen import attention_varlen
 
 __version__ = _version("ssmax-torch")
 __all__ = [
+    "GapCounts",
     "KVCache",
     "MultiheadAttention",
     "Rope",
@@ -31,6 +33,7 @@ __all__ = [
     "SSMax",
     "attention",
     "attention_varlen",
+    "count_within_gaps",
     "cross_entropy",
     "mask",
     "scaled_dot_product_attention",

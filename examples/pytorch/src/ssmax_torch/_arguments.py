@@ -18,7 +18,7 @@ _EVERY_KEY = Mask()
 _STRIDED = torch.strided
 
 
-def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+def check_tensors(query: Tensor, key: Tensor, value: Tensor, function: str = "attention") -> None:
     """Throws unless all three are dense tensors on the CPU, or all three are on the meta device."""
     for tensor in (query, key, value):
         if not isinstance(tensor, Tensor) or not tensor.is_cpu or tensor.layout is not _STRIDED or tensor.is_nested:
@@ -27,10 +27,10 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
         return
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"ssmax_torch.attention: {name} is a {type(tensor).__name__}, must be a tensor")
+            raise TypeError(f"ssmax_torch.{function}: {name} is a {type(tensor).__name__}, must be a tensor")
         if tensor.layout is not _STRIDED or tensor.is_nested:
             kind = "nested" if tensor.is_nested else str(tensor.layout)
-            raise ValueError(f"ssmax_torch.attention: {name} is {kind}, must be a dense tensor")
+            raise ValueError(f"ssmax_torch.{function}: {name} is {kind}, must be a dense tensor")
     if query.device.type not in ("cpu", "meta"):
         raise ValueError(f"query is on {query.device}, must be on the CPU")
     for name, tensor in (("key", key), ("value", value)):
@@ -83,11 +83,14 @@ def arguments(
     if c is not None:
         c = c.to(compute_type(query.dtype))
     bias, hides, visible = score.bias, mask.additive is not None, mask.visible
+    bias_modulo = score.modulo if bias is not None else mask.modulo
     if bias is not None:
         bias = bias.to(compute_type(query.dtype))
     if hides:
         if score.slopes_multiply == BIAS:
             raise ValueError("score: SlopedBias does not work with an additive mask")
+        if bias is not None and (score.modulo or mask.modulo):
+            raise ValueError("score: Bias does not work with an additive mask where one of them has modulo")
         additive = additive_as(mask.additive, compute_type(query.dtype))
         if bias is None:
             bias = additive
@@ -121,11 +124,13 @@ def arguments(
         mask.cu_queries,
         mask.cu_keys,
         visible,
+        mask.modulo and visible is not None,
         score.softcap,
         score.scale_invariant,
         score.slopes,
         score.slopes_multiply,
         bias,
+        bias_modulo and bias is not None,
         hides,
         sinks,
         scaled_sinks,

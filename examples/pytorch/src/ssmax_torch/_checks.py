@@ -58,6 +58,16 @@ def check_broadcast(name: str, tensor: Tensor | None, *extents: int) -> None:
             _check(own == wanted, name, tensor, expected)
 
 
+def matrices(name: str, tensor: Tensor | None, heads: int) -> int:
+    """Returns the number of a tensor's matrices, where head h reads matrix h % matrices."""
+    if tensor is None or not 3 <= tensor.dim() <= 4:
+        return heads
+    number = tensor.shape[-3]
+    fits = number == heads or (number > 0 and heads % number == 0)
+    _check(fits, name, tensor, f"a number of matrices that divides {heads} heads")
+    return number
+
+
 def check_entries(name: str, tensor: Tensor | None, batch: int) -> None:
     """Throws unless the tensor is left out or has one number for each batch entry."""
     if tensor is not None:

@@ -8,13 +8,14 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
-from ._checks import check_broadcast, check_entries, check_inputs, check_parameters
+from ._checks import check_broadcast, check_entries, check_inputs, check_parameters, matrices
 
 torch.ops.load_library(Path(__file__).with_name("operators.so"))
 
 _attention = torch.ops.ssmax.attention.default
 _attention_forward = torch.ops.ssmax.attention_forward.default
 _attention_statistics = torch.ops.ssmax.attention_statistics.default
+_count_within_gaps = torch.ops.ssmax.count_within_gaps.default
 _attention_backward = torch.ops.ssmax.attention_backward.default
 
 # The same without OpOverload.__call__, which takes 0.3 us. torch.compile needs the OpOverload.
@@ -62,8 +63,11 @@ def _check(query: Tensor, key: Tensor, value: Tensor, *arguments: object) -> Non
     check_parameters(query, given["s"], given["b"], given["slopes"], given["sinks"])
     batch, heads, queries, keys = *query.shape[:3], key.shape[2]
     check_broadcast("c", given["c"], batch, heads, queries)
-    for name, tensor in (("mask", given["visible"]), ("bias", given["bias"])):
-        check_broadcast(name, tensor, batch, heads, queries, keys)
+    for name, tensor, modulo in (
+        ("mask", given["visible"], given["visible_modulo"]),
+        ("bias", given["bias"], given["bias_modulo"]),
+    ):
+        check_broadcast(name, tensor, batch, matrices(name, tensor, heads) if modulo else heads, queries, keys)
     for name in ("prefix", "lengths"):
         check_entries(name, given[name], batch)
 
@@ -85,6 +89,13 @@ def _(with_lse, *inputs):
 def _(*inputs):
     out, lse = _fake_attention(*inputs)
     return out, lse, *(torch.empty_like(lse) for _ in range(4))
+
+
+@torch.library.register_fake("ssmax::count_within_gaps")
+def _(query, key, gaps, *arguments):
+    _check(query, key, key, *arguments)
+    largest = query.new_empty(query.shape[:3], dtype=compute_type(query.dtype))
+    return largest, largest.new_empty((len(gaps), *largest.shape))
 
 
 @torch.library.register_fake("ssmax::attention_backward")
@@ -129,6 +140,13 @@ def _attention_flop(query_shape, key_shape, value_shape, *arguments, out_shape=N
 @register_flop_formula(torch.ops.ssmax.attention_forward)
 def _(with_lse, *shapes, out_shape=None, **_) -> int:
     return _attention_flop(*shapes)
+
+
+@register_flop_formula(torch.ops.ssmax.count_within_gaps)
+def _(query_shape, key_shape, gaps, *arguments, out_shape=None, **_) -> int:
+    """Returns the FLOP of the logits, which are computed once for the largest and once per gap."""
+    batch, heads, queries, width = query_shape
+    return 2 * (1 + len(gaps)) * batch * heads * queries * key_shape[2] * width
 
 
 @register_flop_formula(torch.ops.ssmax.attention_backward)
@@ -370,3 +388,10 @@ def call_attention_statistics(*inputs: object) -> tuple[Tensor, ...]:
     if _autocast_enabled("cpu"):
         inputs = *(_autocast(tensor) for tensor in inputs[:3]), *inputs[3:]
     return _attention_statistics(*inputs)
+
+
+def call_count_within_gaps(query: Tensor, key: Tensor, *inputs: object) -> tuple[Tensor, Tensor]:
+    """Counts keys of checked tensors. Returns the largest logits and the counts, which have no gradient."""
+    if _autocast_enabled("cpu"):
+        query, key = _autocast(query), _autocast(key)
+    return _count_within_gaps(query.detach(), key.detach(), *inputs)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._arguments import _readable
-from ._operators import _DEFAULTS, _attention, _attention_backward, _attention_statistics
+from ._operators import _DEFAULTS, _attention, _attention_backward, _attention_statistics, _count_within_gaps
 
 _INPUTS = ("query", "key", "value")
 _OF_BACKWARD = ("grad_out", "grad_lse", *_INPUTS, "out", "lse", "learn")
@@ -83,3 +83,9 @@ def _register(name: str, operator, names: tuple[str, ...]) -> None:
 _register("attention", lambda *x: _attention(*x), _INPUTS)
 _register("attention_statistics", lambda *x: _attention_statistics(*x), _INPUTS)
 _register("attention_backward", lambda *x: _attention_backward(*x), _OF_BACKWARD)
+
+
+@torch.library.register_vmap("ssmax::count_within_gaps")
+def _(info, in_dims, *values):
+    dims = [dim if isinstance(dim, int) else None for dim in in_dims]
+    return _each(_count_within_gaps, info.batch_size, dims, values)

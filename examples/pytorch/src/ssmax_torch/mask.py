@@ -89,6 +89,7 @@ class Mask:
         cu_keys: Tensor | None = None,
         visible: Tensor | None = None,
         additive: Tensor | None = None,
+        modulo: bool = False,
     ):
         self.causal = causal
         self.window = window
@@ -100,6 +101,7 @@ class Mask:
         self.cu_keys = cu_keys
         self.visible = visible
         self.additive = additive
+        self.modulo = modulo
 
     def __repr__(self) -> str:
         return " & ".join(self._parts()) or "Mask()"
@@ -122,11 +124,14 @@ class Mask:
             parts.append(call_text(Documents, dict(cu_seqlens=self.cu_queries, **keys, causal=self.causal)))
         for matrix in (self.visible, self.additive):
             if matrix is not None:
-                parts.append(call_text(MatrixMask, dict(matrix=matrix)))
+                modulo = dict(modulo=True) if self.modulo else {}
+                parts.append(call_text(MatrixMask, dict(matrix=matrix, **modulo)))
         return parts
 
     def __and__(self, other: Mask | Tensor) -> Mask:
         a, b = self, as_mask(other)
+        if (a.modulo or b.modulo) and all(x.visible is not None or x.additive is not None for x in (a, b)):
+            raise ValueError("mask: a MatrixMask with modulo does not work with another MatrixMask")
         visible = a.visible & b.visible if a.visible is not None and b.visible is not None else None
         additive = _sum(a.additive, b.additive) if a.additive is not None and b.additive is not None else None
         window = a.window and b.window and tuple(min(*sides) for sides in zip(a.window, b.window))
@@ -141,6 +146,7 @@ class Mask:
             cu_keys=_one("cu_seqlens", a.cu_keys, b.cu_keys),
             visible=_one("", a.visible, b.visible) if visible is None else visible,
             additive=_one("", a.additive, b.additive) if additive is None else additive,
+            modulo=a.modulo or b.modulo,
         )
 
 
@@ -208,9 +214,10 @@ class MatrixMask(Mask):
     """A tensor that broadcasts to [batch, heads, queries, keys]. A bool tensor shows the keys where it is true. A tensor
     of floating type is added to the logits; it masks a key by -inf or by its type's lowest number,
     ``torch.finfo(dtype).min``. Masked keys are not counted in n. A ``torch.nn.attention.bias.CausalBias`` becomes a
-    tensor of bool."""
+    tensor of bool. With ``modulo``, the tensor has m matrices in place of heads. m divides the number of heads. Head
+    h reads matrix h % m, as in ggml."""
 
-    def __init__(self, matrix: Tensor):
+    def __init__(self, matrix: Tensor, modulo: bool = False):
         if not isinstance(matrix, Tensor):
             raise TypeError(f"ssmax_torch.mask.MatrixMask: matrix is a {type(matrix).__name__}, must be a tensor")
         variant = causal_variant(matrix)
@@ -219,9 +226,9 @@ class MatrixMask(Mask):
             last = keys - queries if variant.name == "LOWER_RIGHT" else 0
             matrix = torch.ones(queries, keys, dtype=torch.bool, device=matrix.device).tril(last)
         if matrix.dtype == torch.bool:
-            super().__init__(visible=matrix)
+            super().__init__(visible=matrix, modulo=modulo)
         elif matrix.is_floating_point():
-            super().__init__(additive=matrix)
+            super().__init__(additive=matrix, modulo=modulo)
         else:
             raise ValueError(f"ssmax_torch.mask.MatrixMask: mask has dtype {matrix.dtype}, must be bool or of floating type")
 

@@ -35,22 +35,25 @@ class Score:
         slopes: Tensor | None = None,
         slopes_multiply: int = DISTANCE,
         bias: Tensor | None = None,
+        modulo: bool = False,
     ):
         self.softcap = softcap
         self.scale_invariant = scale_invariant
         self.slopes = slopes
         self.slopes_multiply = slopes_multiply
         self.bias = bias
+        self.modulo = modulo
 
     def __repr__(self) -> str:
+        modulo = dict(modulo=True) if self.modulo else {}
         parts = [] if self.softcap is None else [call_text(Softcap, dict(cap=self.softcap))]
         if self.slopes_multiply == BIAS:
-            parts.append(call_text(SlopedBias, dict(bias=self.bias, slopes=self.slopes)))
+            parts.append(call_text(SlopedBias, dict(bias=self.bias, slopes=self.slopes, **modulo)))
         elif self.slopes is not None:
             absolute = dict(absolute=True) if self.slopes_multiply == ABSOLUTE_DISTANCE else {}
             parts.append(call_text(Alibi, dict(slopes=self.slopes, **absolute)))
         if self.bias is not None and self.slopes_multiply != BIAS:
-            parts.append(call_text(Bias, dict(bias=self.bias)))
+            parts.append(call_text(Bias, dict(bias=self.bias, **modulo)))
         if self.scale_invariant is not None:
             parts.append(call_text(ScaleInvariant, dict(tau=self.scale_invariant)))
         return " | ".join(parts) or "Score()"
@@ -65,12 +68,15 @@ class Score:
             raise ValueError("score: SlopedBias does not work with Alibi or Bias")
         if self.slopes is not None and other.slopes is not None:
             raise ValueError("score: two Alibi have one slope, their sum")
+        if self.modulo != other.modulo and self.bias is not None and other.bias is not None:
+            raise ValueError("score: a Bias with modulo does not work with a Bias without modulo")
         bias = other.bias if self.bias is None else self.bias if other.bias is None else self.bias + other.bias
         return Score(
             softcap=self.softcap or other.softcap,
             slopes=other.slopes if self.slopes is None else self.slopes,
             slopes_multiply=self.slopes_multiply or other.slopes_multiply,
             bias=bias,
+            modulo=self.modulo or other.modulo,
         )
 
 
@@ -93,21 +99,22 @@ class Alibi(Score):
 
 class Bias(Score):
     """z + bias. bias broadcasts to [batch, heads, queries, keys] and is differentiable; its gradient is summed over the
-    broadcast dimensions. A key with a bias of -inf has weight 0 and counts in n. A masked key does not count in n."""
+    broadcast dimensions. A key with a bias of -inf has weight 0 and counts in n. A masked key does not count in n. With
+    ``modulo``, bias has m matrices in place of heads. m divides the number of heads. Head h reads matrix h % m."""
 
-    def __init__(self, bias: Tensor):
-        super().__init__(bias=bias)
+    def __init__(self, bias: Tensor, modulo: bool = False):
+        super().__init__(bias=bias, modulo=modulo)
 
 
 class SlopedBias(Score):
     """z + slopes[head] · bias. slopes: [heads]. bias broadcasts to [batch, heads, queries, keys]; one matrix for all
-    heads needs no copy per head. Both have no gradient. Limit: you cannot join SlopedBias with Alibi, Bias or an
-    additive mask."""
+    heads needs no copy per head. ``modulo`` is that of Bias. Both have no gradient. Limit: you cannot join SlopedBias
+    with Alibi, Bias or an additive mask."""
 
-    def __init__(self, bias: Tensor, slopes: Tensor):
+    def __init__(self, bias: Tensor, slopes: Tensor, modulo: bool = False):
         for name, tensor in (("bias", bias), ("slopes", slopes)):
             check_no_derivative(f"SlopedBias: {name}", tensor)
-        super().__init__(bias=bias, slopes=slopes, slopes_multiply=BIAS)
+        super().__init__(bias=bias, slopes=slopes, slopes_multiply=BIAS, modulo=modulo)
 
 
 class ScaleInvariant(Score):

@@ -143,6 +143,17 @@ constexpr int transposed_column(int path) {
   return column;
 }
 
+/// The vectors in which transpose_block leaves the columns: the inverse of transposed_column.
+template <class S>
+struct ColumnPaths {
+  int of[S::width]{};
+  constexpr ColumnPaths() {
+    for (int path = 0; path < static_cast<int>(S::width); ++path) of[transposed_column<S>(path)] = path;
+  }
+};
+template <class S>
+inline constexpr ColumnPaths<S> column_paths{};
+
 /// Writes out[c][r] = in[r][c] for at most a vector's lanes of rows and any number of columns. If `factor` is
 /// given, multiplies row r by factor[r].
 template <class S>

@@ -12,6 +12,9 @@ SSMAX_BEGIN_SHARED
 /// rarely (1 % of the time at width 64).
 inline constexpr int raise_distance = 8;
 
+/// The largest number of queries that take the kernels row_logits and row_accumulate.
+inline constexpr index_t most_rows_read = 2;
+
 enum class TileChange {
   none,
   raised,    // a shift was raised: the caller rescales what it accumulated
@@ -92,6 +95,13 @@ struct PrefillKernels {
   void (*rescale)(T* o, index_t rows, const T* factor);
   /// Computes o[panels · pass][·] += Vᵀ · weights[keys][·].
   void (*accumulate[tile_vectors])(const ValuePanels<E>& v, const E* weights, index_t keys, T* o);
+  /// Compute logits and accumulate for the first lanes, at most most_rows_read, from the addresses of rows of K and of
+  /// V. Table index of row_accumulate: lanes - 1. Results are bit-identical. Other lanes of the vector: s has those of
+  /// lane 0, o any numbers. Null if E is not T.
+  void (*row_logits)(const std::byte* const* k, index_t d, index_t keys, const E* q, index_t rows,
+                     T* s) = nullptr;
+  void (*row_accumulate[most_rows_read])(const std::byte* const* v, index_t channels, index_t keys,
+                                         const E* weights, T* o) = {};
   /// Computes group_weights, rescale and accumulate for one vector after the other. If one vector is
   /// irregular, has no effect. Null: the three kernels are as fast.
   TileChange (*attend_group[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights,

@@ -52,6 +52,98 @@ void tile_accumulate(const ValuePanels<typename S::Value>& values, const typenam
   }
 }
 
+/// Adds the products of channels [c, c + count) of S::width keys with queries, one channel after the other. The sum of a
+/// key is a lane, that of query r is sum[r].
+template <class S>
+SSMAX_INLINE void add_channels(const typename S::Value* const* k, index_t c, index_t count,
+                               const typename S::Value* q, index_t rows, typename S::V* sum) {
+  typename S::V x[S::width];
+  if (count == S::width) {
+    SSMAX_UNROLL
+    for (index_t i = 0; i < S::width; ++i) x[i] = S::load(k[i] + c);
+  } else {
+    for (index_t i = 0; i < S::width; ++i) x[i] = S::load_part(k[i] + c, count, 0);
+  }
+  transpose_block<S>(x);
+  for (index_t r = 0; r < rows; ++r) {
+    typename S::V total = sum[r];
+    SSMAX_UNROLL
+    for (int column = 0; column < static_cast<int>(S::width); ++column) {
+      if (column < count)
+        total = S::fma(x[column_paths<S>.of[column]], S::set(q[(c + column) * group_width<S> + r]), total);
+    }
+    sum[r] = total;
+  }
+}
+
+/// Computes tile_logits for the first `rows` lanes, with the same bits. Sums of S::width keys lie side by side. Other
+/// lanes of the vector get the logits of lane 0.
+template <class S>
+void row_logits(const std::byte* const* k, index_t d, index_t keys, const typename S::Value* q, index_t rows,
+                typename S::Value* s) {
+  using T = typename S::Value;
+  constexpr index_t w = S::width, groups = 4;  // sums that do not wait for each other
+  const index_t whole = d / w * w;
+  for (index_t first = 0; first < keys; first += groups * w) {
+    const T* key[groups * w];
+    for (index_t i = 0; i < groups * w; ++i)
+      key[i] = reinterpret_cast<const T*>(k[std::min(first + i, keys - 1)]);
+    typename S::V sum[groups][most_rows_read];
+    clear_sums<S>(sum);
+    for (index_t c = 0; c < whole; c += w) {
+      for (index_t g = 0; g < groups; ++g) add_channels<S>(key + g * w, c, w, q, rows, sum[g]);
+    }
+    if (whole < d) {
+      for (index_t g = 0; g < groups; ++g) add_channels<S>(key + g * w, whole, d - whole, q, rows, sum[g]);
+    }
+    for (index_t r = 0; r < rows; ++r) {
+      T numbers[groups * w];
+      for (index_t g = 0; g < groups; ++g) S::store(numbers + g * w, sum[g][r]);
+      T* to = s + first * group_width<S> + r;
+      for (index_t i = 0; i < std::min(groups * w, keys - first); ++i, to += group_width<S>) {
+        if (r == 0) {
+          S::store(to, S::set(numbers[i]));
+        } else {
+          *to = numbers[i];
+        }
+      }
+    }
+  }
+}
+
+/// Computes tile_accumulate for the first `rows` lanes, with the same bits.
+template <class S, int rows>
+void row_accumulate(const std::byte* const* v, index_t channels, index_t keys,
+                    const typename S::Value* weights, typename S::Value* o) {
+  using T = typename S::Value;
+  constexpr int vectors = 8 / rows;
+  constexpr index_t w = S::width, most = vectors * w;  // channels whose sums are in registers
+  for (index_t c = 0; c < channels; c += most) {
+    const index_t count = std::min(most, channels - c);
+    T numbers[rows][most] = {};
+    for (index_t i = 0; i < count; ++i) {
+      for (int r = 0; r < rows; ++r) numbers[r][i] = o[(c + i) * group_width<S> + r];
+    }
+    typename S::V sum[rows][vectors];
+    load_sums<S>({numbers[0], most}, sum);
+    for (index_t key = 0; key < keys; ++key) {
+      const T* row = reinterpret_cast<const T*>(v[key]) + c;
+      SSMAX_UNROLL
+      for (index_t i = 0; i < vectors; ++i) {
+        if (i * w >= count) continue;
+        const typename S::V x = load_up_to<S>(row + i * w, count - i * w, 0);
+        SSMAX_UNROLL
+        for (int r = 0; r < rows; ++r)
+          sum[r][i] = S::fma(x, S::set(weights[key * group_width<S> + r]), sum[r][i]);
+      }
+    }
+    store_sums<S>(sum, {numbers[0], most});
+    for (index_t i = 0; i < count; ++i) {
+      for (int r = 0; r < rows; ++r) o[(c + i) * group_width<S> + r] = numbers[r][i];
+    }
+  }
+}
+
 /// Masks, for one vector of queries, the keys outside [first, last) of each lane, counted from s.
 template <class S>
 void tile_mask(typename S::Value* s, index_t keys, const typename S::Value* first,
@@ -260,6 +352,8 @@ struct KernelTable<PrefillKernels<T>> {
       .weights = tile_weights<S, false>,
       .rescale = tile_rescale<S, S::tile_vectors>,
       .accumulate = {tile_accumulate<S, 1>, tile_accumulate<S, 2>, tile_accumulate<S, 3>},
+      .row_logits = row_logits<S>,
+      .row_accumulate = {row_accumulate<S, 1>, row_accumulate<S, 2>},
       .merge = tile_merge<S>,
       .all_finite = all_finite<S>,
       .pack_values = tile_pack_values<S>,

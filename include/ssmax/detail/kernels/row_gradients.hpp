@@ -29,12 +29,11 @@ struct RowGradientKernels {
   /// Longest row of backward_rows and log_backward_rows.
   index_t longest;
 
-  /// Computes `backward` of all rows, with each row's mean. If rows.logits is not null, writes each row's
-  /// Σ u·sign·z to `sums`, where sign is -1 for a negative c and 1 otherwise. A row's result does not depend
-  /// on the number of rows.
-  void (*backward_rows)(const GradientRows<T>& rows, T c, T* sums);
+  /// Computes `backward` of all rows, with each row's mean. If rows.logits is not null, writes Σ u·logits of each
+  /// `rows_of_sum` rows to `sums`, the last sum of fewer rows. dlogits of a row does not depend on the number of rows.
+  void (*backward_rows)(const GradientRows<T>& rows, T c, index_t rows_of_sum, T* sums);
   /// Computes `log_backward` of all rows, with each row's total, and writes `sums` as backward_rows does.
-  void (*log_backward_rows)(const GradientRows<T>& rows, T c, T* sums);
+  void (*log_backward_rows)(const GradientRows<T>& rows, T c, index_t rows_of_sum, T* sums);
 };
 
 SSMAX_END

@@ -29,20 +29,20 @@ typename S::Value row_sum_unmasked(const typename S::Value* in, const typename S
   return S::reduce_sum(unmasked_lanes<S>(in, log_p, n));
 }
 
-/// An accumulator of Σ u·sign·z that returns c·u for each u. A logit of -inf, and with a negative c also one of
-/// +inf, has u = 0. It becomes finite, because 0·inf is NaN.
+/// An accumulator of Σ u·z that returns c·u for each u. A logit of -inf, and with a negative c also one of +inf, has
+/// u = 0. It becomes finite, because 0·inf is NaN.
 template <class S>
 struct LogitGradient {
   using T = typename S::Value;
   using V = typename S::V;
 
-  V factor, sign, sum, lowest;
+  V factor, sum, lowest, highest;
 
-  SSMAX_INLINE LogitGradient(T c, T sign_of_c)
+  SSMAX_INLINE LogitGradient(T c, bool is_negative)
       : factor(S::set(c)),
-        sign(S::set(sign_of_c)),
         sum(S::set(T{0})),
-        lowest(S::set(std::numeric_limits<T>::lowest())) {}
+        lowest(S::set(std::numeric_limits<T>::lowest())),
+        highest(S::set(is_negative ? std::numeric_limits<T>::max() : std::numeric_limits<T>::infinity())) {}
 
   SSMAX_INLINE V whole(V u, const T* z) {
     if (z != nullptr) add(u, S::load(z));
@@ -52,7 +52,38 @@ struct LogitGradient {
     if (z != nullptr) add(u, S::load_part(z, count, T{0}));
     return S::mul(factor, u);
   }
-  SSMAX_INLINE void add(V u, V z) { sum = S::fma(u, S::max(S::mul(sign, S::max(z, lowest)), lowest), sum); }
+  SSMAX_INLINE void add(V u, V z) { sum = S::fma(u, S::min(S::max(z, lowest), highest), sum); }
+};
+
+/// Adds the lanes of rows, one row after the other, and writes one number for `rows_of_sum` rows.
+template <class S>
+class SumsOfRows {
+  using T = typename S::Value;
+
+ public:
+  SSMAX_INLINE SumsOfRows(index_t rows_of_sum, T* to)
+      : sum_(S::set(T{0})), left_(rows_of_sum), rows_of_sum_(rows_of_sum), to_(to) {}
+  SSMAX_INLINE void add(typename S::V lanes) {
+    sum_ = S::add(sum_, lanes);
+    if (--left_ == 0) write();
+  }
+  /// Writes the sum of the last rows, which are fewer.
+  SSMAX_INLINE void finish() {
+    if (left_ < rows_of_sum_) write();
+  }
+
+ private:
+  SSMAX_INLINE void write() {
+    T numbers[S::width];
+    S::store(numbers, fold_one<S>(sum_));
+    *to_++ = numbers[0];
+    sum_ = S::set(T{0});
+    left_ = rows_of_sum_;
+  }
+
+  typename S::V sum_;
+  index_t left_, rows_of_sum_;
+  T* to_;
 };
 
 /// The gradient of one row's softmax. The functions return vectors whose lanes add up to the sum. `vectors` is
@@ -143,12 +174,11 @@ inline constexpr index_t longest_in_group = 128;
 /// Computes `count` rows, where count is w or 1. `vectors` is as in Row.
 template <class S, class Row, int vectors, bool with_logits, index_t count>
 SSMAX_INLINE void gradients_of_group(const GradientRows<typename S::Value>& rows, index_t first,
-                                     typename S::Value c, typename S::Value* sums) {
+                                     typename S::Value c, SumsOfRows<S>& sums) {
   using T = typename S::Value;
   constexpr index_t w = S::width;
   const T* out = rows.out + first * rows.out_stride;
   const T* dout = rows.dout + first * rows.dout_stride;
-  const T sign = c < 0 ? T{-1} : T{1};
   typename S::V lanes[w];
   T numbers[w];
   SSMAX_UNROLL
@@ -160,43 +190,40 @@ SSMAX_INLINE void gradients_of_group(const GradientRows<typename S::Value>& rows
     lanes[k] = Row::template write<vectors, with_logits>(
         out + k * rows.out_stride, dout + k * rows.dout_stride,
         with_logits ? rows.logits + (first + k) * rows.logits_stride : nullptr, rows.n, total,
-        LogitGradient<S>(c, sign), rows.dlogits + (first + k) * rows.dlogits_stride);
+        LogitGradient<S>(c, c < 0), rows.dlogits + (first + k) * rows.dlogits_stride);
   }
   if (!with_logits) return;
-  if (count > 1) {
-    S::store(sums + first, fold<S, Sum>(lanes));
-  } else {
-    S::store(numbers, fold_one<S>(lanes[0]));
-    sums[first] = numbers[0];
-  }
+  for (index_t k = 0; k < count; ++k) sums.add(lanes[k]);
 }
 
 template <class S, class Row, int vectors, bool with_logits>
-void gradients_of_rows(const GradientRows<typename S::Value>& rows, typename S::Value c,
-                       typename S::Value* sums) {
+void gradients_of_rows(const GradientRows<typename S::Value>& rows, typename S::Value c, index_t rows_of_sum,
+                       typename S::Value* to) {
+  SumsOfRows<S> sums(rows_of_sum, to);
   index_t r = 0;
   if (rows.n <= longest_in_group) {
     for (; r + S::width <= rows.rows; r += S::width)
       gradients_of_group<S, Row, vectors, with_logits, S::width>(rows, r, c, sums);
   }
   for (; r < rows.rows; ++r) gradients_of_group<S, Row, vectors, with_logits, 1>(rows, r, c, sums);
+  if (with_logits) sums.finish();
 }
 
 /// Computes rows of softmax one at a time. The first `vectors` vectors of y and dy stay in registers between the
 /// two passes, others are read twice. `vectors` is the number of a row's vectors, or most_in_registers.
 template <class S, int vectors, bool with_logits>
 void gradients_in_registers(const GradientRows<typename S::Value>& rows, typename S::Value c,
-                            typename S::Value* sums) {
+                            index_t rows_of_sum, typename S::Value* to) {
   using T = typename S::Value;
   using V = typename S::V;
   using Row = SoftmaxRowGradient<S>;
   constexpr index_t w = S::width, last = (vectors - 1) * w;
-  const T sign = c < 0 ? T{-1} : T{1};
   const index_t kept = std::min(rows.n, vectors * w), rest = rows.n - kept;
   const T* y = rows.out;
   const T* dy = rows.dout;
   const T* z = rows.logits;
   T* dz = rows.dlogits;
+  SumsOfRows<S> sums(rows_of_sum, to);
   for (index_t r = 0; r < rows.rows; ++r) {
     V y_kept[vectors], dy_kept[vectors], sum[2] = {S::set(T{0}), S::set(T{0})};
     SSMAX_UNROLL
@@ -209,7 +236,7 @@ void gradients_in_registers(const GradientRows<typename S::Value>& rows, typenam
     V lanes = S::add(sum[0], sum[1]);
     if (rest > 0) lanes = S::add(lanes, dot_lanes<S>(y + kept, dy + kept, rest));
     const V mean = fold_one<S>(lanes);
-    LogitGradient<S> gradient(c, sign);
+    LogitGradient<S> gradient(c, c < 0);
     SSMAX_UNROLL
     for (int i = 0; i < vectors; ++i) {
       const V u = S::mul(y_kept[i], S::sub(dy_kept[i], mean));
@@ -224,18 +251,17 @@ void gradients_in_registers(const GradientRows<typename S::Value>& rows, typenam
     if (rest > 0) {
       lanes = S::add(
           lanes, Row::template write<0, with_logits>(y + kept, dy + kept, with_logits ? z + kept : z, rest,
-                                                     mean, LogitGradient<S>(c, sign), dz + kept));
+                                                     mean, LogitGradient<S>(c, c < 0), dz + kept));
     }
     if (with_logits) {
-      T numbers[w];
-      S::store(numbers, fold_one<S>(lanes));
-      sums[r] = numbers[0];
+      sums.add(lanes);
       z += rows.logits_stride;
     }
     y += rows.out_stride;
     dy += rows.dout_stride;
     dz += rows.dlogits_stride;
   }
+  if (with_logits) sums.finish();
 }
 
 /// Number of vectors of y, and of dy, that are kept in registers: half of a target's registers hold both.
@@ -244,36 +270,37 @@ inline constexpr int most_in_registers = S::tile_rows;
 
 template <class S, bool with_logits, int vectors = 2>
 void gradients_of_vectors(const GradientRows<typename S::Value>& rows, typename S::Value c,
-                          typename S::Value* sums) {
+                          index_t rows_of_sum, typename S::Value* sums) {
   if constexpr (vectors < most_in_registers<S>) {
-    if (rows.n > vectors * S::width) return gradients_of_vectors<S, with_logits, vectors + 1>(rows, c, sums);
+    if (rows.n > vectors * S::width)
+      return gradients_of_vectors<S, with_logits, vectors + 1>(rows, c, rows_of_sum, sums);
   }
-  gradients_in_registers<S, vectors, with_logits>(rows, c, sums);
+  gradients_in_registers<S, vectors, with_logits>(rows, c, rows_of_sum, sums);
 }
 
 template <class S, bool with_logits>
 void softmax_gradients_of(const GradientRows<typename S::Value>& rows, typename S::Value c,
-                          typename S::Value* sums) {
+                          index_t rows_of_sum, typename S::Value* sums) {
   using Row = SoftmaxRowGradient<S>;
   const index_t vectors = (rows.n + S::width - 1) / S::width;
-  if (vectors <= 1) return gradients_of_rows<S, Row, 1, with_logits>(rows, c, sums);
-  if (vectors <= 16) return gradients_of_vectors<S, with_logits>(rows, c, sums);
-  gradients_of_rows<S, Row, 0, with_logits>(rows, c, sums);
+  if (vectors <= 1) return gradients_of_rows<S, Row, 1, with_logits>(rows, c, rows_of_sum, sums);
+  if (vectors <= 16) return gradients_of_vectors<S, with_logits>(rows, c, rows_of_sum, sums);
+  gradients_of_rows<S, Row, 0, with_logits>(rows, c, rows_of_sum, sums);
 }
 
 template <class S>
-void softmax_gradients(const GradientRows<typename S::Value>& rows, typename S::Value c,
+void softmax_gradients(const GradientRows<typename S::Value>& rows, typename S::Value c, index_t rows_of_sum,
                        typename S::Value* sums) {
-  if (rows.logits != nullptr) return softmax_gradients_of<S, true>(rows, c, sums);
-  softmax_gradients_of<S, false>(rows, c, sums);
+  if (rows.logits != nullptr) return softmax_gradients_of<S, true>(rows, c, rows_of_sum, sums);
+  softmax_gradients_of<S, false>(rows, c, rows_of_sum, sums);
 }
 
 template <class S>
 void log_softmax_gradients(const GradientRows<typename S::Value>& rows, typename S::Value c,
-                           typename S::Value* sums) {
+                           index_t rows_of_sum, typename S::Value* sums) {
   using Row = LogSoftmaxRowGradient<S>;
-  if (rows.logits == nullptr) return gradients_of_rows<S, Row, 0, false>(rows, c, sums);
-  gradients_of_rows<S, Row, 0, true>(rows, c, sums);
+  if (rows.logits == nullptr) return gradients_of_rows<S, Row, 0, false>(rows, c, rows_of_sum, sums);
+  gradients_of_rows<S, Row, 0, true>(rows, c, rows_of_sum, sums);
 }
 
 template <class S>
@@ -283,7 +310,7 @@ typename S::Value row_backward(const GradientRows<typename S::Value>& row, typen
   using Row = SoftmaxRowGradient<S>;
   const T *y = row.out, *dy = row.dout, *z = row.logits;
   const typename S::V m = S::set(mean);
-  const LogitGradient<S> gradient(c, T{1});
+  const LogitGradient<S> gradient(c, false);
   return S::reduce_sum(z == nullptr
                            ? Row::template write<0, false>(y, dy, z, row.n, m, gradient, row.dlogits)
                            : Row::template write<0, true>(y, dy, z, row.n, m, gradient, row.dlogits));
@@ -299,7 +326,7 @@ typename S::Value row_log_backward(const GradientRows<typename S::Value>& row, c
   T* dz = row.dlogits;
   const index_t n = row.n;
   const V k = S::set(total);
-  LogitGradient<S> gradient(c, T{1});
+  LogitGradient<S> gradient(c, false);
   index_t i = 0;
   for (; i + w <= n; i += w) {
     const V u = S::keep(unmasked<S>(S::load(log_p + i)), S::sub(S::load(dy + i), S::mul(k, S::load(p + i))));

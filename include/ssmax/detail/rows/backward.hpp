@@ -5,11 +5,14 @@
 #include <algorithm>
 
 #include "driver.hpp"
+#include "groups.hpp"
 #include "row.hpp"
+#include "strided.hpp"
 
 SSMAX_BEGIN_DETAIL
 
-/// A row's multiplier c in the form that the kernels take. The kernels compute dz = factor·u and ⟨u, sign·z⟩.
+/// A row's multiplier c in the form that the kernels take. The kernels compute dz = factor·u. They compute ⟨u, z⟩
+/// for short rows, and ⟨u, sign·z⟩ for others.
 template <class T>
 class GradientFactor {
  public:
@@ -52,12 +55,13 @@ class GradientFactor {
   T factor_;
 };
 
-/// Writes dz = c·y ⊙ (dy - ⟨dy, y⟩). Returns ⟨y ⊙ (dy - ⟨dy, y⟩), sign·z⟩, or 0 if z is null. dz may be dy or
+/// Writes dz = c·y ⊙ (dy - ⟨dy, y⟩). Returns ⟨y ⊙ (dy - ⟨dy, y⟩), z⟩, or 0 if z is null. dz may be dy or
 /// y.
 struct SoftmaxGradient {
   template <class T>
-  static void rows(const RowGradientKernels<T>& kernels, const GradientRows<T>& rows, T c, T* sums) {
-    kernels.backward_rows(rows, c, sums);
+  static void rows(const RowGradientKernels<T>& kernels, const GradientRows<T>& rows, T c,
+                   index_t rows_of_sum, T* sums) {
+    kernels.backward_rows(rows, c, rows_of_sum, sums);
   }
 
   template <class T>
@@ -72,12 +76,13 @@ struct SoftmaxGradient {
   }
 };
 
-/// Writes dz = c·(dy - p·Σdy) with p = exp(log_p). Returns ⟨dy - p·Σdy, sign·z⟩, or 0 if z is null. dz may be
+/// Writes dz = c·(dy - p·Σdy) with p = exp(log_p). Returns ⟨dy - p·Σdy, z⟩, or 0 if z is null. dz may be
 /// dy or log_p.
 struct LogSoftmaxGradient {
   template <class T>
-  static void rows(const RowGradientKernels<T>& kernels, const GradientRows<T>& rows, T c, T* sums) {
-    kernels.log_backward_rows(rows, c, sums);
+  static void rows(const RowGradientKernels<T>& kernels, const GradientRows<T>& rows, T c,
+                   index_t rows_of_sum, T* sums) {
+    kernels.log_backward_rows(rows, c, rows_of_sum, sums);
   }
 
   template <class T>
@@ -143,31 +148,43 @@ double gradient_of_rows(const SoftmaxGradientKernels<T> kernels, const GradientR
   return factor.sign() * sum;
 }
 
-/// Computes the gradients of short rows as gradient_of_rows does, several rows at a time. Requires that the
-/// factor applies.
+/// Returns how many rows of n elements one sum of T takes. The error of such a sum is that of a row of 256 elements.
+/// Blocks of rows with strides begin at multiples of least_scratch_rows, and so do sums.
+constexpr index_t rows_of_sum(index_t n) {
+  index_t rows = least_scratch_rows;
+  while (rows > 1 && rows * n > 256) rows /= 2;
+  return rows;
+}
+
+/// Computes the gradients of short rows as gradient_of_rows does, several rows at a time. Exception: writes the sum of
+/// several rows to the dc of the first of them, and 0 to the others. Requires |c| within 2^-64 to 2^64.
 template <class Gradient, class T>
-double gradient_of_short_rows(const RowGradientKernels<T>& kernels, GradientRows<T> rows,
-                              const GradientFactor<T>& factor, double* dc) {
+double gradient_of_short_rows(const RowGradientKernels<T>& kernels, GradientRows<T> rows, T c, double* dc) {
   if (rows.logits == nullptr) {
-    Gradient::template rows<T>(kernels, rows, factor.factor(), nullptr);
+    Gradient::template rows<T>(kernels, rows, c, 1, nullptr);
     return 0;
   }
-  constexpr index_t rows_of_call = 64;
+  constexpr index_t rows_of_call = row_cut;  // all rows of a sum are in one call of an executor
+  static_assert(row_cut % least_scratch_rows == 0);
+  const index_t step = rows_of_sum(rows.n);
   T sums[rows_of_call];
   double sum = 0;
   for (index_t left = rows.rows; left > 0; left -= rows.rows) {
     rows.rows = std::min(rows_of_call, left);
-    Gradient::rows(kernels, rows, factor.factor(), sums);
-    for (index_t r = 0; r < rows.rows; ++r) {
-      if (dc != nullptr) *dc++ = factor.sign() * static_cast<double>(sums[r]);
-      sum += static_cast<double>(sums[r]);
+    Gradient::rows(kernels, rows, c, step, sums);
+    const index_t count = (rows.rows + step - 1) / step;
+    for (index_t i = 0; i < count; ++i) sum += static_cast<double>(sums[i]);
+    if (dc != nullptr) {
+      std::fill_n(dc, rows.rows, 0.0);
+      for (index_t i = 0; i < count; ++i) dc[i * step] = static_cast<double>(sums[i]);
+      dc += rows.rows;
     }
     rows.out += rows.rows * rows.out_stride;
     rows.dout += rows.rows * rows.dout_stride;
     rows.logits += rows.rows * rows.logits_stride;
     rows.dlogits += rows.rows * rows.dlogits_stride;
   }
-  return factor.sign() * sum;
+  return sum;
 }
 
 template <class Gradient, class T, class X>
@@ -176,7 +193,7 @@ double gradient_of_group(const SoftmaxGradientKernels<T>& kernels, const Gradien
   if constexpr (std::same_as<X, T>) {
     const GradientFactor<T> factor(c);
     if (rows.n <= kernels.gradients.longest && factor.applies())
-      return gradient_of_short_rows<Gradient>(kernels.gradients, rows, factor, dc);
+      return gradient_of_short_rows<Gradient>(kernels.gradients, rows, factor.factor(), dc);
   }
   return rows.logits == nullptr ? gradient_of_rows<Gradient, false>(kernels, rows, c, dc)
                                 : gradient_of_rows<Gradient, true>(kernels, rows, c, dc);

@@ -27,8 +27,8 @@ void irregular_gradients(const BackwardScratch<Compute, Operand>& memory, index_
       // The rounding error of a huge lse may exceed 1, but a weight is at most 1. std::min keeps NaN.
       const double base = memory.base[lane + i];
       const double w = x == -infinity ? 0 : std::min(std::exp2(static_cast<double>(x) - base), 1.0);
-      weights[i * key_block + key] = static_cast<Compute>(w);
-      gradients[i * key_block + key] =
+      weights[i * tile_keys + key] = static_cast<Compute>(w);
+      gradients[i * tile_keys + key] =
           w == 0 ? Compute{0} : static_cast<Compute>(w) * (u[key * tile_lanes + i] - memory.delta[lane + i]);
       x = -infinity;
     }
@@ -42,8 +42,8 @@ void irregular_gradients(const BackwardScratch<Compute, Operand>& memory, index_
   for (index_t i = 0; i < width; ++i) {
     if (memory.regular[lane + i]) continue;
     for (index_t key = 0; key < keys; ++key) {
-      s[key * tile_lanes + i] = weights[i * key_block + key];
-      u[key * tile_lanes + i] = gradients[i * key_block + key];
+      s[key * tile_lanes + i] = weights[i * tile_keys + key];
+      u[key * tile_lanes + i] = gradients[i * tile_keys + key];
     }
   }
 }

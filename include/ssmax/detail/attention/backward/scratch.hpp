@@ -105,7 +105,7 @@ struct BackwardScratch : LaneScratch<Compute, Operand> {
   Compute* shift = arena.template take<Compute>(tiles * tile_lanes);
   Compute* delta = arena.template take<Compute>(tiles * tile_lanes);
   /// The gradients of irregular lanes.
-  Compute* transposed_gradients = arena.template take<Compute>(this->kernels.width * key_block);
+  Compute* transposed_gradients = arena.template take<Compute>(this->kernels.width * tile_keys);
   double* base = arena.template take<double>(tiles * tile_lanes);  // lse in units of log2
   /// Lanes whose weights the kernels can compute.
   bool* regular = arena.template take<bool>(tiles * tile_lanes);

@@ -51,13 +51,14 @@ Sharing sharing_of(const C& score, const QueryShape& shape) {
   return HasLogitGradients<C> ? Sharing::any : Sharing::one_head;
 }
 
-template <class Compute, class S, class M, class C>
-class UserGradientVariant final : public UserVariant<Compute, S, M, C, GradientVariant<Compute>> {
-  using Base = UserVariant<Compute, S, M, C, GradientVariant<Compute>>;
+/// The functions that depend on mask and score function, but not on the scaling.
+template <class Compute, class M, class C>
+class UserGradientScore : public UserScore<Compute, M, C, GradientVariant<Compute>> {
+  using Base = UserScore<Compute, M, C, GradientVariant<Compute>>;
   static constexpr bool score_has_gradients = parameters_of<C>() > 0 || has_logit_gradients<C>();
 
  public:
-  using Base::Base, Base::mask, Base::scaling, Base::score;
+  using Base::mask, Base::score;
 
   void apply_and_keep(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const override {
     const index_t tile_lanes = memory.tile_lanes, width = memory.kernels.width;
@@ -96,16 +97,21 @@ class UserGradientVariant final : public UserVariant<Compute, S, M, C, GradientV
 
   index_t row_position(const Query& query) const override { return detail::row_position(mask, query); }
 
-  void accumulate(const Query& query, const Row& row, const double* sums) const override {
-    if constexpr (LearnableScaling<S>) {
-      if (row.n > 0) scaling.accumulate(PlacedRow{row, query.batch, query.index}, sums[0]);
-    }
-    accumulate(score, query, sums + 1);
-  }
-
-  bool wants_gradients() const override { return LearnableScaling<S> || parameters_of<C>() > 0; }
   index_t parameters() const override { return parameters_of<C>(); }
   Sharing sharing(const QueryShape& shape) const override { return sharing_of(score, shape); }
+
+ protected:
+  using Base::Base;
+
+  template <class Part>
+  static void accumulate_score(const Part& part, const Query& query, const double* parameters) {
+    if constexpr (shared::is_composed<Part>) {
+      accumulate_score(part.first(), query, parameters);
+      accumulate_score(part.second(), query, parameters + parameters_of<FirstOf<Part>>());
+    } else if constexpr (HasParameterGradient<Part>) {
+      part.accumulate(query, *parameters);
+    }
+  }
 
  private:
   bool is_vectorized([[maybe_unused]] const Logits<Compute>& logits) const {
@@ -220,16 +226,23 @@ class UserGradientVariant final : public UserVariant<Compute, S, M, C, GradientV
       return dz * static_cast<Compute>(part.derivative(z, key));
     }
   }
+};
 
-  template <class Part>
-  static void accumulate(const Part& part, const Query& query, const double* parameters) {
-    if constexpr (shared::is_composed<Part>) {
-      accumulate(part.first(), query, parameters);
-      accumulate(part.second(), query, parameters + parameters_of<FirstOf<Part>>());
-    } else if constexpr (HasParameterGradient<Part>) {
-      part.accumulate(query, *parameters);
+template <class Compute, class S, class M, class C>
+class UserGradientVariant final : public UserVariant<Compute, S, M, C, UserGradientScore<Compute, M, C>> {
+  using Base = UserVariant<Compute, S, M, C, UserGradientScore<Compute, M, C>>;
+
+ public:
+  using Base::Base;
+
+  void accumulate(const Query& query, const Row& row, const double* sums) const override {
+    if constexpr (LearnableScaling<S>) {
+      if (row.n > 0) this->scaling.accumulate(PlacedRow{row, query.batch, query.index}, sums[0]);
     }
+    Base::accumulate_score(this->score, query, sums + 1);
   }
+
+  bool wants_gradients() const override { return LearnableScaling<S> || parameters_of<C>() > 0; }
 };
 
 /// The variant of a backward pass with these policies.

@@ -8,8 +8,9 @@
 // 4. Multiply weights by V.
 //
 // Keys are read in place or, if they must be converted or rotated, copied: K into rows, V into panels. The bf16 path
-// always copies V. Each vector of queries needs a range of a block's keys. Products are computed for rectangles, for
-// as many vectors at once as need the same keys. Keys that no query needs are skipped.
+// always copies V. A task of one or two float queries reads rows by their addresses (row_logits, row_accumulate). Each
+// vector of queries needs a range of a block's keys. Products are computed for rectangles, for as many vectors at once
+// as need the same keys. Keys that no query needs are skipped.
 #pragma once
 
 #include <algorithm>
@@ -89,6 +90,8 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     if (problem_.dropout.p > 0) dropper_.emplace(problem_.dropout, sequence_->batch);
     finds_rows_ =
         tiles_ == 1 && has_short_runs(problem_.keys, batch_, kv_head, hull_.any, memory_.block_keys);
+    reads_rows_ = tiles_ == 1 && count <= std::min(most_rows_read, kernels_.width / 2) && !Op::is_bf16 &&
+                  problem_.keys.are_both(ElementKind::compute) && !problem_.rotates_keys();
     keys_ahead_ = tiles_ == 1 && !finds_rows_ ? 2 * keys_to_prefetch(problem_, rows_, hull_.any, 1) : 0;
     listed_ = {memory_.k_rows, memory_.v_rows};
     next_listed_ = {memory_.k_rows + key_block, memory_.v_rows + key_block};
@@ -118,7 +121,8 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
         find_next_rows(next);
       }
       if (seen.size() == 0) continue;
-      if (!point_at_keys({first, std::min(first + at_once, length)})) load_held_keys(first, seen);
+      if (!point_at_rows(first, seen) && !point_at_keys({first, std::min(first + at_once, length)}))
+        load_held_keys(first, seen);
       for (index_t tile = 0; tile < tiles_; ++tile) {
         for (index_t begin = seen.begin / block_keys * block_keys; begin < seen.end; begin += block_keys) {
           const KeyRange block{begin, std::min(begin + block_keys, length)};
@@ -164,6 +168,29 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     std::uint32_t blocks = 0;
     for (index_t tile = 0; tile < tiles_; ++tile) blocks |= memory_.visible_blocks[tile];
     return visible_part(blocks, keys);
+  }
+
+  /// Float, double: points held_ at the rows of keys and returns true if the task reads rows and sees all of these keys.
+  bool point_at_rows(index_t first, KeyRange keys) {
+    const index_t at = keys.begin - first;
+    if (!reads_rows_ || at % kernels_.pass != 0 || variant_.has_predicate || hull_.masks(keys)) return false;
+    const std::byte **k = memory_.k_rows, **v = memory_.v_rows;
+    if (finds_rows_) {
+      k = listed_.k;
+      v = listed_.v;
+    } else {
+      problem_.keys.find_rows(batch_, kv_head_, keys, k, v);
+    }
+    // Products read whole passes. Weights of the additional keys are 0, and so are their values.
+    const index_t all = round_up(at + keys.size(), kernels_.pass) - at;
+    if (all > keys.size()) std::fill_n(memory_.v, problem_.value_width(), Operand{0});
+    std::fill(k + keys.size(), k + all, k[0]);
+    std::fill(v + keys.size(), v + all, reinterpret_cast<const std::byte*>(memory_.v));
+    held_ = {};
+    held_.first = keys.begin;
+    held_.k_rows = k;
+    held_.v_rows = v;
+    return true;
   }
 
   /// Float, double: points held_ at keys in place and returns true if all of these conditions hold:
@@ -317,13 +344,18 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     const NeededKeys needed(hulls_of(variant_, memory_, tile, queries, block), queries, kernels_.width, block,
                             kernels_.pass);
     // 1. Compute the logits, and replace them by weights.
-    scores_.multiply(needed, memory_.block_keys, {held_.k[block.begin - held_.first_row], held_.k.stride},
-                     memory_.depth, memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
+    if (held_.k_rows != nullptr) {
+      multiply_rows(needed);
+    } else {
+      scores_.multiply(needed, memory_.block_keys, {held_.k[block.begin - held_.first_row], held_.k.stride},
+                       memory_.depth, memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
+    }
     if (dropper_ || state.statistics.is_given() || !attend_group(tile, needed, values, state)) {
       if (form_weights(scores_, memory_, tile, sequence_->shape.keys, needed, state))
         kernels_.rescale(state.o, memory_.channels, memory_.lane.rescale);
       if (dropper_) drop_weights(tile, needed);
       // 2. Multiply the weights by V.
+      if (held_.k_rows != nullptr) return accumulate_rows(needed, state);
       needed.for_each_rectangle(memory_.block_keys, [&](index_t vectors, index_t v, KeyRange keys) {
         kernels_.accumulate[vectors - 1](values.from(keys.begin),
                                          weights_of(memory_, keys.begin, v * kernels_.width), keys.size(),
@@ -331,6 +363,20 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
       });
     }
     if (!held_.values_are_finite) accumulate_nonfinite(tile, block, state);
+  }
+
+  /// Computes the logits of the queries of a task that reads rows.
+  void multiply_rows(const NeededKeys& needed) const {
+    const KeyRange keys = needed.of[0];
+    kernels_.row_logits(held_.k_rows + needed.block.begin + keys.begin - held_.first, memory_.depth,
+                        keys.size(), memory_.q, count_, memory_.s + keys.begin * memory_.tile_lanes);
+  }
+  /// Multiplies the weights of these queries by V.
+  void accumulate_rows(const NeededKeys& needed, const SoftmaxState<Compute>& state) const {
+    const KeyRange keys = needed.of[0];
+    kernels_.row_accumulate[count_ - 1](held_.v_rows + needed.block.begin + keys.begin - held_.first,
+                                        problem_.value_width(), keys.size(),
+                                        weights_of(memory_, keys.begin, 0), state.o);
   }
 
   /// Sets the dropped weights of a tile and a key block to 0.
@@ -392,6 +438,8 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     StridedRows<const Operand> k;
     ValuePanels<Operand> v;
     bool values_are_finite = true;
+    const std::byte* const* k_rows = nullptr;  // or the addresses of rows from `first` on
+    const std::byte* const* v_rows = nullptr;
   };
 
   const PrefillKernels<Compute, Operand>& kernels_;
@@ -402,7 +450,8 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   // A single tile that reads runs shorter than its key blocks finds and prefetches the rows of the next block. Longer
   // runs are not prefetched: from the third-level cache this costs 10 %, from memory it gains at most 10 %.
   bool finds_rows_ = false;
-  index_t keys_ahead_ = 0;  // distance at which a single tile prefetches long runs of 8 bits
+  bool reads_rows_ = false;  // a task of one or two queries multiplies rows in place
+  index_t keys_ahead_ = 0;   // distance at which a single tile prefetches long runs of 8 bits
   std::optional<WeightDropper<Compute>> dropper_{};
   ListedRows listed_, next_listed_;  // of the held keys, and of those that are loaded next
 };
