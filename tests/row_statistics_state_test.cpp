@@ -255,6 +255,13 @@ TEST_CASE("statistics of a state without rows are written to views without numbe
   for (float* to : {static_cast<float*>(nullptr), &number})
     finish(state.view(), {to, {1, 2, 0, 4}}, {}, {}, {{to, rows}, {to, rows}, {to, rows}, {to, rows}});
   CHECK(number == 5);
+  AttentionState<float> without =
+      state.view();  // views of statistics at a pointer, where those of `state` are null
+  const View<float, 3> given(&number, {1, 2, 0});
+  without.largest = without.smallest = without.distances = without.squares = given;
+  merge(state.view(), without);
+  merge(without, state.view());
+  CHECK(number == 5);
 }
 
 }  // namespace attention_problem::state_problem::row_statistics_state_test

@@ -257,4 +257,10 @@ TEST_CASE("gradients of short rows may overwrite dout or out", "[softmax_backwar
   });
 }
 
+TEST_CASE("one sum has at most 16 rows and at most 256 elements", "[softmax][gradient]") {
+  for (const auto& [n, rows] : {std::pair{1, 16}, {16, 16}, {17, 8}, {128, 2}, {129, 1}, {256, 1}}) {
+    CHECK(detail::rows_of_sum(n) == rows);
+  }
+}
+
 }  // namespace short_row_gradients_test

@@ -406,8 +406,8 @@ void reduce_heads(const RowStatistics<T>& rows, const std::type_identity_t<HeadS
 
 /// Merges all of `others` into `into`, in their order. The result does not depend on the thread or the time at which
 /// a state was computed. All states have the extents of `into`. A state with statistics merges only with states that
-/// have them, too. `into` must not overlap the others. Throws std::invalid_argument before anything is written. Does
-/// not allocate.
+/// have them, too. Exception: states without rows merge in any case. `into` must not overlap the others. Throws
+/// std::invalid_argument before anything is written. Does not allocate.
 template <class T>
 void merge(const AttentionState<T>& into, std::span<const std::type_identity_t<AttentionState<T>>> others) {
   for (const AttentionState<T>& other : others) detail::check_merge(into, other);

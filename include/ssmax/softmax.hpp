@@ -45,9 +45,9 @@
 /// | the same in rounding modes other than to nearest (fesetround), ordinary logits | 5e-5 | 5e-11 |
 ///
 /// No log-probability is above 0. The kernels compute exp within 1 ulp (double: 1.25), round arguments at
-/// magnitude 1/2 only, and add the sums of blocks in double. Exception: dc of up to 16 rows of at most 128 elements is one
-/// sum in the compute type. The multiplier is not rounded to float. Exception:
-/// log form and gradients round the multiplier once.
+/// magnitude 1/2 only, and add the sums of blocks in double. Exception: dc of up to 16 rows of at most 128 elements is
+/// one sum in the compute type. The multiplier is not rounded to float. Exception: log form and gradients round the
+/// multiplier once.
 ///
 /// An executor (execution.hpp) distributes the rows among its threads. Results and gradients are bit-identical for
 /// every executor. The threads of the executor call the scaling and the mask. Exception: only the caller's thread

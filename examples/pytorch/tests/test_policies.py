@@ -264,6 +264,10 @@ def test_wrong_matrices_by_modulo():
             by_modulo & other
     with pytest.raises(ValueError, match="a Bias with modulo does not work with a Bias without modulo"):
         score.Bias(two.double(), modulo=True) | score.Bias(BIAS)
+    both = score.Bias(two.double(), modulo=True) | score.Bias(two[:, :1].double(), modulo=True)
+    assert both.modulo and both.bias.shape[-3] == 2
+    with pytest.raises(ValueError, match=r"two Bias with modulo have \[2, 3\] matrices"):
+        score.Bias(two.double(), modulo=True) | score.Bias(three.double(), modulo=True)
     additive = mask.MatrixMask(two.double(), modulo=True)
     with pytest.raises(ValueError, match="Bias does not work with an additive mask where one of them has modulo"):
         attention(q, k, v, mask=additive, score=score.Bias(BIAS))

@@ -34,14 +34,15 @@ def count_within_gaps(
     rope: Rope | None = None,
     scale: float | None = None,
 ) -> GapCounts:
-    """Counts the visible keys within gaps of each query's largest logit (arXiv:2605.12697). z is a logit after the score
-    and before the multiplier c. Other arguments are those of ``attention``.
+    """Counts the visible keys within gaps of each query's largest logit (arXiv:2605.12697). z is a logit after the
+    score and before the multiplier c. Other arguments are those of ``attention``.
 
     Args:
         gaps: numbers of at least 0. A gap of 0 counts the keys whose logits equal the largest.
 
-    The results are float32, or float64 for float64. They have no gradient. If a visible logit is NaN, the query's results
-    are NaN. The logits are computed once for the largest and once per gap.
+    The results are float32, or float64 for float64, and gaps are rounded to this type. Float32 rounds counts of at
+    least 2^23. The results have no gradient. If a visible logit is NaN or above the range, the query's results are NaN.
+    The logits are computed once for the largest and once per gap.
     """
     check_tensors(query, key, key, "count_within_gaps")
     gaps = [float(gap) for gap in gaps]

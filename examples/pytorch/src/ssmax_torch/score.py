@@ -70,6 +70,10 @@ class Score:
             raise ValueError("score: two Alibi have one slope, their sum")
         if self.modulo != other.modulo and self.bias is not None and other.bias is not None:
             raise ValueError("score: a Bias with modulo does not work with a Bias without modulo")
+        if self.modulo and other.modulo:
+            counts = {x.bias.shape[-3] for x in (self, other) if x.bias.dim() > 2} - {1}
+            if len(counts) > 1:
+                raise ValueError(f"score: two Bias with modulo have {sorted(counts)} matrices, must be as many or 1")
         bias = other.bias if self.bias is None else self.bias if other.bias is None else self.bias + other.bias
         return Score(
             softcap=self.softcap or other.softcap,

@@ -52,8 +52,8 @@ void tile_accumulate(const ValuePanels<typename S::Value>& values, const typenam
   }
 }
 
-/// Adds the products of channels [c, c + count) of S::width keys with queries, one channel after the other. The sum of a
-/// key is a lane, that of query r is sum[r].
+/// Adds the products of channels [c, c + count) of S::width keys with queries, one channel after the other. The sum of
+/// a key is a lane, that of query r is sum[r].
 template <class S>
 SSMAX_INLINE void add_channels(const typename S::Value* const* k, index_t c, index_t count,
                                const typename S::Value* q, index_t rows, typename S::V* sum) {
@@ -120,12 +120,12 @@ void row_accumulate(const std::byte* const* v, index_t channels, index_t keys,
   constexpr index_t w = S::width, most = vectors * w;  // channels whose sums are in registers
   for (index_t c = 0; c < channels; c += most) {
     const index_t count = std::min(most, channels - c);
-    T numbers[rows][most] = {};
+    T numbers[rows * most] = {};
     for (index_t i = 0; i < count; ++i) {
-      for (int r = 0; r < rows; ++r) numbers[r][i] = o[(c + i) * group_width<S> + r];
+      for (int r = 0; r < rows; ++r) numbers[r * most + i] = o[(c + i) * group_width<S> + r];
     }
     typename S::V sum[rows][vectors];
-    load_sums<S>({numbers[0], most}, sum);
+    load_sums<S>({numbers, most}, sum);
     for (index_t key = 0; key < keys; ++key) {
       const T* row = reinterpret_cast<const T*>(v[key]) + c;
       SSMAX_UNROLL
@@ -137,9 +137,9 @@ void row_accumulate(const std::byte* const* v, index_t channels, index_t keys,
           sum[r][i] = S::fma(x, S::set(weights[key * group_width<S> + r]), sum[r][i]);
       }
     }
-    store_sums<S>(sum, {numbers[0], most});
+    store_sums<S>(sum, {numbers, most});
     for (index_t i = 0; i < count; ++i) {
-      for (int r = 0; r < rows; ++r) o[(c + i) * group_width<S> + r] = numbers[r][i];
+      for (int r = 0; r < rows; ++r) o[(c + i) * group_width<S> + r] = numbers[r * most + i];
     }
   }
 }

@@ -2,7 +2,8 @@
 //
 // A short row spends its time on the reduction of a vector to one number. Short rows are therefore computed w
 // at a time. Their w partial sums are folded into one vector, with about 2 shuffles per row and no latency to
-// wait for. Rows that are computed alone add their lanes in the same order, so that all rows have the same bits.
+// wait for. Rows that are computed alone add their lanes in the same order, so that dlogits of all rows have the same
+// bits. The sum for dc takes the lanes of up to 16 short rows.
 //
 // Softmax of 2 to 16 vectors keeps y and dy in registers between its two passes. Rows of up to 2048 elements take these
 // kernels. Measured: docs/measured.md.

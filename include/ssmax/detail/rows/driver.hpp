@@ -64,8 +64,8 @@ double logsumexp_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, 
                      double c);
 
 /// Writes dlogits = c·y ⊙ (dout - ⟨dout, y⟩) with y = out. Returns the sum over the rows of dc = ⟨y ⊙ (dout -
-/// ⟨dout, y⟩), logits⟩. Writes each row's dc to `dc`, unless `dc` is null. Exception: the dc of up to 16 short rows are one
-/// sum in the compute type, which the first of these rows has, and the others have 0.
+/// ⟨dout, y⟩), logits⟩. Writes each row's dc to `dc`, unless `dc` is null. Exception: the dc of up to 16 short rows are
+/// one sum in the compute type, which the first of these rows has, and the others have 0.
 template <class X>
 double softmax_gradient(const shared::SoftmaxGradientKernels<shared::ComputeType<X>>& kernels,
                         const shared::GradientRows<X>& rows, double c, double* dc);

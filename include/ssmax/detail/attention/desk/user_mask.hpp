@@ -1,6 +1,8 @@
 // Implements the functions of Variant that depend on the user's mask, but not on scaling and score function.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <limits>
 
 #include "../../../mask.hpp"

@@ -8,8 +8,8 @@
 // 4. Multiply weights by V.
 //
 // Keys are read in place or, if they must be converted or rotated, copied: K into rows, V into panels. The bf16 path
-// always copies V. A task of one or two float queries reads rows by their addresses (row_logits, row_accumulate). Each
-// vector of queries needs a range of a block's keys. Products are computed for rectangles, for as many vectors at once
+// always copies V. A task of one or two rows of queries, in float, reads rows by their addresses (row_logits,
+// row_accumulate). Each vector of queries needs a range of a block's keys. Products are computed for rectangles, for as many vectors at once
 // as need the same keys. Keys that no query needs are skipped.
 #pragma once
 
@@ -170,7 +170,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
     return visible_part(blocks, keys);
   }
 
-  /// Float, double: points held_ at the rows of keys and returns true if the task reads rows and sees all of these keys.
+  /// Float, double: points held_ at the rows of keys and returns true if the task reads rows and sees all keys.
   bool point_at_rows(index_t first, KeyRange keys) {
     const index_t at = keys.begin - first;
     if (!reads_rows_ || at % kernels_.pass != 0 || variant_.has_predicate || hull_.masks(keys)) return false;
@@ -368,13 +368,13 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   /// Computes the logits of the queries of a task that reads rows.
   void multiply_rows(const NeededKeys& needed) const {
     const KeyRange keys = needed.of[0];
-    kernels_.row_logits(held_.k_rows + needed.block.begin + keys.begin - held_.first, memory_.depth,
+    kernels_.row_logits(held_.k_rows + (needed.block.begin + keys.begin - held_.first), memory_.depth,
                         keys.size(), memory_.q, count_, memory_.s + keys.begin * memory_.tile_lanes);
   }
   /// Multiplies the weights of these queries by V.
   void accumulate_rows(const NeededKeys& needed, const SoftmaxState<Compute>& state) const {
     const KeyRange keys = needed.of[0];
-    kernels_.row_accumulate[count_ - 1](held_.v_rows + needed.block.begin + keys.begin - held_.first,
+    kernels_.row_accumulate[count_ - 1](held_.v_rows + (needed.block.begin + keys.begin - held_.first),
                                         problem_.value_width(), keys.size(),
                                         weights_of(memory_, keys.begin, 0), state.o);
   }
