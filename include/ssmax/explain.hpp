@@ -5,8 +5,8 @@
 ///     attention({.q = q, .k = k, .v = v, .out = out, .explanation = &explanation}, scaling, Causal{});
 ///     std::puts(to_string(explanation).c_str());
 ///
-/// Set the environment variable `SSMAX_TRACE` to 1 to print the same line to stderr for every call. The library reads
-/// the variable at its first call. An empty value and 0 switch it off.
+/// Set the environment variable `SSMAX_TRACE` to 1 to print this line to stderr for each path of a call. The library
+/// reads the variable at its first call. An empty value and 0 switch it off.
 ///
 /// A call writes its explanation after it has checked its arguments and before it computes. Over MPI, the explanation
 /// describes the last range of keys that this rank computed. SSMAX_TRACE prints every range.

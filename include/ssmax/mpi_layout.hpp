@@ -103,7 +103,8 @@ class Layout {
   /// Returns all segments, in the order of the positions.
   [[nodiscard]] std::span<const Segment> segments() const { return segments_; }
 
-  /// Returns the layout with attention by heads. (append and decode treat both layouts in the same way.)
+  /// Returns the layout with attention by heads. `append`, and `attention` over a cache, treat both
+  /// layouts in the same way.
   [[nodiscard]] Layout by_heads() const {
     Layout result = *this;
     result.is_by_heads_ = true;

@@ -29,7 +29,7 @@
 /// strides of views and key runs, count elements. Widths are multiples of `group`: caches throw std::invalid_argument
 /// for other widths. A type with `group` is for caches and sources of keys only.
 ///
-/// If the type has `scale`, a KvCache divides each row of keys or values by scale(row) and stores one float per row.
+/// If the type has `scale`, caches divide each row of keys or values by scale(row) and store one float per row.
 /// Attention multiplies the result of `load` by this float. A type with `scale` is for caches and for sources that
 /// return factors. A type without `scale` is for rows, queries, keys and values. Exception: with `SSMAX_COMPILED`, the
 /// functions over rows of logits accept float, double, half and bfloat16 only.

@@ -9,13 +9,14 @@
 // compile kernels: one instruction set each.
 //
 // To add an instruction set, add:
-// 1. a row to SSMAX_TARGETS,
+// 1. a row to SSMAX_TARGETS and its macros in this file,
 // 2. the required processor features to processor.hpp,
 // 3. a region to for_each_target.inl,
 // 4. its operations to simd/.
 //
 // An extension adds products of bfloat16 to an instruction set and otherwise equals it. It needs a row in
-// SSMAX_TARGETS, a row in SSMAX_EXTENSIONS and a region in for_each_extension.inl or for_each_matrix.inl.
+// SSMAX_TARGETS, a row in SSMAX_EXTENSIONS, one in bf16.hpp, and a region in for_each_extension.inl or
+// for_each_matrix.inl.
 #pragma once
 
 #include "../../config.hpp"

@@ -1,16 +1,16 @@
 // Computes attention of many queries: tiles of queries, one per lane, against blocks of keys (kernels/prefill.inl).
 //
 // A task computes some tiles of one kv head:
-// 1. Load a block of keys for all tiles: 128 keys, or 512 on the bf16 path, where a tile then reads key blocks of 64
-//    or 128.
+// 1. Load a block of keys for all tiles: 128 keys, or 256 or 512 on the bf16 path, where a tile then reads key blocks
+//    of 64 or 128.
 // 2. Compute the logits of each tile.
 // 3. Replace logits by weights, and update the states of the queries.
 // 4. Multiply weights by V.
 //
 // Keys are read in place or, if they must be converted or rotated, copied: K into rows, V into panels. The bf16 path
 // always copies V. A task of one or two rows of queries, in float, reads rows by their addresses (row_logits,
-// row_accumulate). Each vector of queries needs a range of a block's keys. Products are computed for rectangles, for as many vectors at once
-// as need the same keys. Keys that no query needs are skipped.
+// row_accumulate). Each vector of queries needs a range of a block's keys. Products are computed for rectangles, for as
+// many vectors at once as need the same keys. Keys that no query needs are skipped.
 #pragma once
 
 #include <algorithm>
