@@ -68,8 +68,8 @@ TEST_CASE("huge logits give finite gradients", "[attention][backward][special]")
 
 // Each lse is too large for an integer in T, so all lanes are irregular. One of their roundings changes a weight by at
 // most a factor of 4.
-TEMPLATE_TEST_CASE("far below 0, the last key has all weight",
-                   "[attention][backward][special]", float, double) {
+TEMPLATE_TEST_CASE("far below 0, the last key has all weight", "[attention][backward][special]", float,
+                   double) {
   using T = TestType;
   for (const index_t keys : {index_t{63}, index_t{65}, index_t{129}, index_t{400}}) {
     Problem<T> problem({1, 1, 1, 16, keys, 1, 1}, 1, Dlse::left_out);
