@@ -24,7 +24,7 @@ class UserVariant : public Base {
         scaling(a_scaling) {}
 
   QueryRow row(const Query& query, KeyRange stored) const override {
-    Row scaled;
+    Row scaled{};
     QueryRow result = this->masked_row(query, stored, scaled);
     if (scaled.n != 0)
       result.multiplier = static_cast<double>(scaling(PlacedRow{scaled, query.batch, query.index}));
