@@ -95,8 +95,7 @@ template <class K, class V = K>
 class PagedKvCache {
   static_assert(detail::KeyStorage<K> && detail::KeyStorage<V>,
                 "ssmax::PagedKvCache: storage is float, double, half, bfloat16, Int8, Fp8E4M3, Fp8E5M2, "
-                "Q8_0, or a type "
-                "with StorageTraits");
+                "Q8_0, or a type with StorageTraits");
   static_assert(
       std::same_as<detail::ComputeType<K>, detail::ComputeType<V>>,
       "ssmax::PagedKvCache: keys and values are computed in one type: double keys need double values");
