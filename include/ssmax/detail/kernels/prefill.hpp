@@ -98,8 +98,8 @@ struct PrefillKernels {
   /// Compute logits and accumulate for the first lanes, at most most_rows_read, from the addresses of rows of K and of
   /// V. Table index of row_accumulate: lanes - 1. Results are bit-identical. Other lanes of the vector: s has those of
   /// lane 0, o any numbers. Null if E is not T.
-  void (*row_logits)(const std::byte* const* k, index_t d, index_t keys, const E* q, index_t rows,
-                     T* s) = nullptr;
+  void (*row_logits[most_rows_read])(const std::byte* const* k, index_t d, index_t keys, const E* q,
+                                     index_t ahead, T* s) = {};
   void (*row_accumulate[most_rows_read])(const std::byte* const* v, index_t channels, index_t keys,
                                          const E* weights, T* o) = {};
   /// Computes group_weights, rescale and accumulate for one vector after the other. If one vector is

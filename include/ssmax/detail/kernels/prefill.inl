@@ -54,9 +54,9 @@ void tile_accumulate(const ValuePanels<typename S::Value>& values, const typenam
 
 /// Adds the products of channels [c, c + count) of S::width keys with queries, one channel after the other. The sum of
 /// a key is a lane, that of query r is sum[r].
-template <class S>
+template <class S, int rows>
 SSMAX_INLINE void add_channels(const typename S::Value* const* k, index_t c, index_t count,
-                               const typename S::Value* q, index_t rows, typename S::V* sum) {
+                               const typename S::Value* q, typename S::V (&sum)[rows]) {
   typename S::V x[S::width];
   if (count == S::width) {
     SSMAX_UNROLL
@@ -65,21 +65,20 @@ SSMAX_INLINE void add_channels(const typename S::Value* const* k, index_t c, ind
     for (index_t i = 0; i < S::width; ++i) x[i] = S::load_part(k[i] + c, count, 0);
   }
   transpose_block<S>(x);
-  for (index_t r = 0; r < rows; ++r) {
-    typename S::V total = sum[r];
+  SSMAX_UNROLL
+  for (int column = 0; column < static_cast<int>(S::width); ++column) {
+    if (column >= count) continue;
     SSMAX_UNROLL
-    for (int column = 0; column < static_cast<int>(S::width); ++column) {
-      if (column < count)
-        total = S::fma(x[column_paths<S>.of[column]], S::set(q[(c + column) * group_width<S> + r]), total);
+    for (int r = 0; r < rows; ++r) {
+      sum[r] = S::fma(x[column_paths<S>.of[column]], S::set(q[(c + column) * group_width<S> + r]), sum[r]);
     }
-    sum[r] = total;
   }
 }
 
 /// Computes tile_logits for the first `rows` lanes, with the same bits. Sums of S::width keys lie side by side. Other
 /// lanes of the vector get the logits of lane 0.
-template <class S>
-void row_logits(const std::byte* const* k, index_t d, index_t keys, const typename S::Value* q, index_t rows,
+template <class S, int rows>
+void row_logits(const std::byte* const* k, index_t d, index_t keys, const typename S::Value* q, index_t ahead,
                 typename S::Value* s) {
   using T = typename S::Value;
   constexpr index_t w = S::width, groups = 4;  // sums that do not wait for each other
@@ -88,15 +87,22 @@ void row_logits(const std::byte* const* k, index_t d, index_t keys, const typena
     const T* key[groups * w];
     for (index_t i = 0; i < groups * w; ++i)
       key[i] = reinterpret_cast<const T*>(k[std::min(first + i, keys - 1)]);
-    typename S::V sum[groups][most_rows_read];
+    typename S::V sum[groups][rows];
     clear_sums<S>(sum);
     for (index_t c = 0; c < whole; c += w) {
-      for (index_t g = 0; g < groups; ++g) add_channels<S>(key + g * w, c, w, q, rows, sum[g]);
+      if (ahead != 0 && c * index_t{sizeof(T)} % 64 == 0) {
+        for (index_t i = 0; i < groups * w; ++i) {
+          __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(key[i] + c) +
+                                                           static_cast<std::uintptr_t>(groups * w * ahead)));
+        }
+      }
+      SSMAX_UNROLL
+      for (index_t g = 0; g < groups; ++g) add_channels<S, rows>(key + g * w, c, w, q, sum[g]);
     }
     if (whole < d) {
-      for (index_t g = 0; g < groups; ++g) add_channels<S>(key + g * w, whole, d - whole, q, rows, sum[g]);
+      for (index_t g = 0; g < groups; ++g) add_channels<S, rows>(key + g * w, whole, d - whole, q, sum[g]);
     }
-    for (index_t r = 0; r < rows; ++r) {
+    for (int r = 0; r < rows; ++r) {
       T numbers[groups * w];
       for (index_t g = 0; g < groups; ++g) S::store(numbers + g * w, sum[g][r]);
       T* to = s + first * group_width<S> + r;
@@ -352,7 +358,7 @@ struct KernelTable<PrefillKernels<T>> {
       .weights = tile_weights<S, false>,
       .rescale = tile_rescale<S, S::tile_vectors>,
       .accumulate = {tile_accumulate<S, 1>, tile_accumulate<S, 2>, tile_accumulate<S, 3>},
-      .row_logits = row_logits<S>,
+      .row_logits = {row_logits<S, 1>, row_logits<S, 2>},
       .row_accumulate = {row_accumulate<S, 1>, row_accumulate<S, 2>},
       .merge = tile_merge<S>,
       .all_finite = all_finite<S>,

@@ -92,6 +92,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
         tiles_ == 1 && has_short_runs(problem_.keys, batch_, kv_head, hull_.any, memory_.block_keys);
     reads_rows_ = tiles_ == 1 && count <= std::min(most_rows_read, kernels_.width / 2) && !Op::is_bf16 &&
                   problem_.keys.are_both(ElementKind::compute) && !problem_.rotates_keys();
+    reads_ahead_ = reads_rows_ && exceeds_cache(problem_, hull_.any);
     keys_ahead_ = tiles_ == 1 && !finds_rows_ ? 2 * keys_to_prefetch(problem_, rows_, hull_.any, 1) : 0;
     listed_ = {memory_.k_rows, memory_.v_rows};
     next_listed_ = {memory_.k_rows + key_block, memory_.v_rows + key_block};
@@ -368,8 +369,14 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   /// Computes the logits of the queries of a task that reads rows.
   void multiply_rows(const NeededKeys& needed) const {
     const KeyRange keys = needed.of[0];
-    kernels_.row_logits(held_.k_rows + (needed.block.begin + keys.begin - held_.first), memory_.depth,
-                        keys.size(), memory_.q, count_, memory_.s + keys.begin * memory_.tile_lanes);
+    const std::byte* const* k = held_.k_rows + (needed.block.begin + keys.begin - held_.first);
+    // Prefetching has no effect if rows do not lie at one distance.
+    const index_t ahead = reads_ahead_ && keys.size() > 1
+                              ? static_cast<index_t>(reinterpret_cast<std::uintptr_t>(k[1]) -
+                                                     reinterpret_cast<std::uintptr_t>(k[0]))
+                              : 0;
+    kernels_.row_logits[count_ - 1](k, memory_.depth, keys.size(), memory_.q, ahead,
+                                    memory_.s + keys.begin * memory_.tile_lanes);
   }
   /// Multiplies the weights of these queries by V.
   void accumulate_rows(const NeededKeys& needed, const SoftmaxState<Compute>& state) const {
@@ -450,8 +457,9 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
   // A single tile that reads runs shorter than its key blocks finds and prefetches the rows of the next block. Longer
   // runs are not prefetched: from the third-level cache this costs 10 %, from memory it gains at most 10 %.
   bool finds_rows_ = false;
-  bool reads_rows_ = false;  // a task of one or two queries multiplies rows in place
-  index_t keys_ahead_ = 0;   // distance at which a single tile prefetches long runs of 8 bits
+  bool reads_ahead_ = false;  // such a task prefetches keys
+  bool reads_rows_ = false;   // a task of one or two queries multiplies rows in place
+  index_t keys_ahead_ = 0;    // distance at which a single tile prefetches long runs of 8 bits
   std::optional<WeightDropper<Compute>> dropper_{};
   ListedRows listed_, next_listed_;  // of the held keys, and of those that are loaded next
 };
