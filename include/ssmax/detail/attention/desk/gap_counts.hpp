@@ -102,8 +102,6 @@ template <class A>
 AttentionArguments<A> without_values(AttentionArguments<A> a) {
   a.v = a.k;
   a.v.keep(3, 0, 0);
-  // `keep` leaves a tensor at a null pointer, of 0 keys, unchanged.
-  if (a.v.extent(3) != 0) a.v = View<const A, 4>(nullptr, {a.k.extent(0), a.k.extent(1), a.k.extent(2), 0});
   a.out = {nullptr, {a.q.extent(0), a.q.extent(1), a.q.extent(2), 0}};
   a.lse = {};
   a.sinks = {};
