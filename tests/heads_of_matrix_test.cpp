@@ -69,7 +69,8 @@ void check_bias(const Shape& shape, index_t matrices, bool has_keys) {
   check(problem, Causal{}, keys_before, score.gradient(dbias), formula, {}, {}, &learnt);
 }
 
-TEST_CASE("heads of a bias by modulo, and the gradient of the bias", "[attention][backward][scores]") {
+TEST_CASE("heads of a bias by modulo, and the gradient of the bias",
+          "[attention][backward][bfloat16][scores]") {
   for (const Shape& shape : shapes) {
     for (const index_t matrices : {1, 2, 4}) {
       check_bias<float, float>(shape, matrices, true);
@@ -92,7 +93,7 @@ TEST_CASE("heads of a sloped bias by modulo", "[attention][backward][scores]") {
   }
 }
 
-TEST_CASE("heads of a mask by modulo", "[attention][backward][mask]") {
+TEST_CASE("heads of a mask by modulo", "[attention][backward][bfloat16][mask]") {
   for (const Shape& shape : shapes) {
     for (const index_t matrices : {1, 2, 4}) {
       Matrices<float> matrix(shape, matrices);

@@ -84,8 +84,8 @@ struct Problem {
   }
 };
 
-TEMPLATE_TEST_CASE("logits beyond the range have the same result on every path", "[attention][decode]", float,
-                   double, bfloat16) {
+TEMPLATE_TEST_CASE("logits beyond the range have the same result on every path",
+                   "[attention][decode][bfloat16]", float, double, bfloat16) {
   for_each_target_of<TestType>([](const std::string& target) {
     for (const Keys kind : {Keys::large, Keys::small, Keys::both_signs, Keys::small_and_0}) {
       for (const index_t queries : {1, 2, 8, 16, 40, 200}) {

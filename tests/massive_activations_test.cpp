@@ -39,7 +39,8 @@ Real largest_terms(const Problem<T>& problem, index_t query, double c) {
   return largest;
 }
 
-TEMPLATE_TEST_CASE("errors of massive activations are within the bounds", "[attention]", float, bfloat16) {
+TEMPLATE_TEST_CASE("errors of massive activations are within the bounds", "[attention][bfloat16]", float,
+                   bfloat16) {
   for (const double c : {1.0, 6.0}) {
     Real largest_plain = 0;  // the largest error, relative to the bound without L
     for (const double size : {1.0, 100.0, 1000.0}) {

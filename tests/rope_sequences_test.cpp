@@ -51,7 +51,7 @@ View<T, Rank> entry(const View<T, Rank>& all, index_t b) {
 }
 
 TEMPLATE_TEST_CASE("a rope with positions of each sequence: attention, its gradients and caches",
-                   "[attention][backward][rope]", float, double, bfloat16) {
+                   "[attention][backward][bfloat16][rope]", float, double, bfloat16) {
   using T = TestType;
   using A = Compute<T>;
   const std::vector<index_t> numbers = positions();
