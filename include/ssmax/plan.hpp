@@ -60,6 +60,8 @@ SSMAX_BEGIN_CODE
 namespace mistake {
 template <class... P>
 struct bind_takes_a_scaling_and_a_score_the_plan_has_the_mask;
+template <class... P>
+struct run_takes_a_scaling_a_score_and_an_executor_the_plan_has_the_mask;
 }  // namespace mistake
 /// @endcond
 
@@ -108,6 +110,8 @@ class BoundCall {
 /// Exception: a source with the layout number of the example (KeySource::layout) is not compared.
 template <class A = float, class M = Full>
 class Plan {
+  static_assert(detail::MaskOfCall<M>, "ssmax::Plan: pass a mask; bind and run take the other policies");
+
  public:
   /// Plans calls on at most `max_threads` threads. The plan reads extents and storage types of the example's tensors.
   /// The tensors may be null. `out`, `lse`, `workspace` and `explanation` are not used. Throws std::invalid_argument if
@@ -117,6 +121,14 @@ class Plan {
   /// The same with the mask Full.
   explicit Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads = 1)
       : Plan(example, max_threads, M{}, false) {}
+  /// @cond
+  template <class First, class Second, class... P>
+  Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads, const First&,
+       const Second&, const P&...)
+      : Plan(example, max_threads) {
+    static_assert(std::is_void_v<First>, "ssmax::Plan: pass a mask; bind and run take the other policies");
+  }
+  /// @endcond
 
   /// Returns the bytes that a call needs.
   [[nodiscard]] std::size_t bytes() const { return plan_.list().run_bytes; }
@@ -152,14 +164,21 @@ class Plan {
   /// @endcond
   /// Binds and runs a call. `policies` are a scaling, a score and an executor.
   template <class... P>
-  requires(detail::are_policies<P...>()) void run(const AttentionArguments<A>& a, std::span<std::byte> memory,
-                                                  P&&... policies) const {
+  requires(detail::are_policies<P...>() && detail::count_of<detail::IsMask, P...>() == 0) void run(
+      const AttentionArguments<A>& a, std::span<std::byte> memory, P&&... policies) const {
     const detail::Policies<P...> given(policies...);
-    static_assert(!given.has_mask, "ssmax::Plan::run: the mask is the plan's");
     const BoundCall<A, typename detail::Policies<P...>::S, M, typename detail::Policies<P...>::C> call(
         plan_, mask_, a, given.scaling, given.score);
     call.run(memory, given.executor);
   }
+  /// @cond
+  template <class... P,
+            class Mistake = mistake::run_takes_a_scaling_a_score_and_an_executor_the_plan_has_the_mask<P...>>
+  requires(!detail::are_policies<P...>() ||
+           detail::count_of<detail::IsMask, P...>() > 0) void run(const AttentionArguments<A>&,
+                                                                  std::span<std::byte>, P&&...) const
+      SSMAX_REFUSE("ssmax::Plan::run: pass a scaling, a score and an executor; the plan has the mask");
+  /// @endcond
 
  private:
   Plan(const AttentionArguments<A>& example, index_t max_threads, const M& mask, bool has_mask)
@@ -298,7 +317,12 @@ class BackwardPlan {
   BackwardPlan(const std::type_identity_t<BackwardArguments<A>>& example,
                const std::type_identity_t<AttentionGradients<A>>& gradients, index_t max_threads,
                const P&... policies)
-      : BackwardPlan(example, gradients, max_threads, detail::Policies<const P...>(policies...)) {}
+      : BackwardPlan(example, gradients, max_threads, detail::Policies<const P...>(policies...)) {
+    static_assert(
+        detail::is_call<A, const P...>() && detail::count_of<detail::IsExecutor, const P...>() == 0,
+        "ssmax::BackwardPlan: a policy is a scaling, a mask with `keys` or a score with `derivative`, each "
+        "kind at most once; join masks with &, scores with |");
+  }
 
   /// Returns the bytes that a call needs.
   [[nodiscard]] std::size_t bytes() const { return plan_.list().run_bytes; }

@@ -5,6 +5,11 @@
 // case DOUBLE_POINTER: write_attention_double_for_tensors_of_double<double, float>
 // case DOUBLE_SOURCE: the_source_is_not_computed_in_A_write_attention_double
 // case MASK_FOR_BIND: the_plan_has_the_mask|the plan has the mask
+// case MASK_FOR_RUN: run_takes_a_scaling_a_score_and_an_executor_the_plan_has_the_mask|the plan has the mask
+// case POOL_FOR_PLAN: pass a mask; bind and run
+// case TWO_MASKS_FOR_PLAN: pass a mask; bind and run
+// case TWO_MASKS_FOR_BACKWARD_PLAN: join masks with &
+// case POOL_FOR_BACKWARD_PLAN: a mask with .keys.
 // case POOL_IN_BRACES: policies_have_no_braces|policies have no braces
 // case OPTIONS_IN_BRACES: options_are_members_of_the_arguments|options are members of the arguments
 // case NO_POLICY: is_no_scaling_mask_score_or_executor<Nothing>|a policy is a scaling, a mask with .keys.
@@ -60,6 +65,16 @@ int main() {
   attention({.q = x, .keys = cache, .out = x}, Causal{});
 #elif defined(MASK_FOR_BIND)
   plan.bind({.q = x, .k = x, .v = x, .out = x}, Causal{});
+#elif defined(MASK_FOR_RUN)
+  plan.run({.q = x, .k = x, .v = x, .out = x}, {}, Causal{});
+#elif defined(POOL_FOR_PLAN)
+  const Plan of_pool({.q = x, .k = x, .v = x}, 1, pool);
+#elif defined(TWO_MASKS_FOR_PLAN)
+  const Plan of_two({.q = x, .k = x, .v = x}, 1, Causal{}, SlidingWindow{3});
+#elif defined(TWO_MASKS_FOR_BACKWARD_PLAN)
+  const BackwardPlan of_two({.q = x, .k = x, .v = x, .out = x}, {.dout = x}, 1, Causal{}, SlidingWindow{3});
+#elif defined(POOL_FOR_BACKWARD_PLAN)
+  const BackwardPlan of_pool({.q = x, .k = x, .v = x, .out = x}, {.dout = x}, 1, Causal{}, pool);
 #elif defined(POOL_IN_BRACES)
   attention({.q = x, .k = x, .v = x, .out = x}, Causal{}, {pool});
 #elif defined(OPTIONS_IN_BRACES)
