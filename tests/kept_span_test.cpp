@@ -68,11 +68,11 @@ constexpr auto source = []<class V>(V && ids) requires requires(const PagedKvCac
 }
 {};
 using Factory = SequenceLengths (*)(KeptIntegers);
-static_assert(
-    refuse_temporaries<Function<source, Numbers>, Function<Factory{SequenceLengths::padded}, Numbers>,
-                       Function<Factory{SequenceLengths::packed}, Ints>,
-                       Function<&SequenceLengths::padded_queries, Numbers>,
-                       Function<&SequenceLengths::packed_queries, Ints>>);
+static_assert(refuse_temporaries<Function<source, Numbers>, Function<source, Ints>,
+                                 Function<Factory{SequenceLengths::padded}, Numbers>,
+                                 Function<Factory{SequenceLengths::packed}, Ints>,
+                                 Function<&SequenceLengths::padded_queries, Numbers>,
+                                 Function<&SequenceLengths::packed_queries, Ints>>);
 // A span and a part of it are no owners: their temporaries are accepted.
 static_assert(std::is_constructible_v<KeyLengths, std::span<const index_t>>);
 static_assert(std::is_constructible_v<Alibi, std::span<double>> &&

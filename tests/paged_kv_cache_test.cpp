@@ -136,6 +136,8 @@ TEST_CASE("a batch entry may repeat a sequence of a paged cache", "[decode][page
   expected.out.insert(expected.out.end(), one.out.begin(), one.out.end());
   expected.lse.insert(expected.lse.end(), one.lse.begin(), one.lse.end());
   CHECK(attend(repeated, cache.source(ids)) == expected);
+  const std::array<std::int32_t, 2> of_32_bits{static_cast<std::int32_t>(id), static_cast<std::int32_t>(id)};
+  CHECK(attend(repeated, cache.source(of_32_bits)) == expected);
 }
 
 // ---- Contents ---------------------------------------------------------------------------------------------

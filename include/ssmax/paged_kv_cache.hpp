@@ -131,11 +131,11 @@ class PagedKvCache {
 
    private:
     friend class PagedKvCache;
-    Source(const PagedKvCache& cache, std::span<const index_t> ids) : cache_(&cache), ids_(ids) {}
+    Source(const PagedKvCache& cache, Integers ids) : cache_(&cache), ids_(ids) {}
     index_t id(index_t b) const { return ids_[static_cast<std::size_t>(b)]; }
 
     const PagedKvCache* cache_;
-    std::span<const index_t> ids_;
+    Integers ids_;
   };
 
   /// Makes a pool of free pages. Throws std::invalid_argument unless all extents are at least 1, if the number of bytes
@@ -265,10 +265,14 @@ class PagedKvCache {
 
   /// Returns a source of the keys of these sequences, one per batch entry. Cache and ids must outlive the source.
   /// Throws std::invalid_argument if an id has no sequence.
-  [[nodiscard]] Source source(KeptSpan<const index_t> ids) const {
+  [[nodiscard]] Source source(KeptIntegers ids) const& {
     for (index_t id : ids) check_id("PagedKvCache::source", "ids", id);
     return {*this, ids};
   }
+  /// @cond
+  // For a deleted function, the compiler prints its line.
+  void source(KeptIntegers) const&& = delete;  // the source refers to the cache: give the cache a name
+                                               /// @endcond
 
  private:
   struct Sequence {

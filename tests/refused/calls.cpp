@@ -6,6 +6,7 @@
 // case SSMAX_OF_TEMPORARY_B: a temporary ends before the span is used: give the vector a name
 // case SSMAX_OF_TEMPORARY_DEDUCED: a temporary ends before the span is used: give the vector a name
 // case TABLE_OF_TEMPORARY: a temporary ends before the span is used: give the vector a name
+// case SOURCE_OF_TEMPORARY: the source refers to the cache: give the cache a name
 #include <array>
 #include <ssmax/ssmax.hpp>
 #include <vector>
@@ -29,5 +30,7 @@ int main() {
   const SSMax dangling{std::vector<float>(1)};
 #elif defined(TABLE_OF_TEMPORARY)
   const SizeTable<float> dangling{std::vector<float>(9), s};
+#elif defined(SOURCE_OF_TEMPORARY)
+  const auto dangling = PagedKvCache<float>({.width = 4, .pages = 1}).source({});
 #endif
 }
