@@ -25,18 +25,6 @@ struct Tensors {
 };
 
 // Sequence b has padding[b] rows of padding before its tokens. Positions begin at its first token.
-struct LeftPadding {
-  std::span<const index_t> padding;
-
-  index_t of(const Query& query) const { return padding[static_cast<std::size_t>(query.batch)]; }
-  KeyRange keys(const Query& query) const { return {of(query), query.position() + 1}; }
-  index_t query_position(const Query& query) const { return key_position(query, query.position()); }
-  // Rows of padding get position 0, because the rope has no negative positions.
-  index_t key_position(const Query& query, index_t key) const {
-    return std::max<index_t>(key - of(query), 0);
-  }
-};
-
 void padded_before(const Tensors& x, std::span<const index_t> padding, const Rope<float>& rope) {
   attention({.q = x.q, .k = x.k, .v = x.v, .out = x.out, .rope = &rope}, SSMax<float>{0.43f},
             LeftPadding{padding});

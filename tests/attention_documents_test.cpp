@@ -118,8 +118,8 @@ TEST_CASE("a scaling gets the position in the document", "[attention][documents]
 
 // ---- Positions of user masks ------------------------------------------------------------------------------
 
-/// Left padding per batch entry and kv head. Positions begin after the padding.
-struct LeftPadding {
+/// Padding per batch entry and kv head. Positions begin after the padding.
+struct PaddedHeads {
   static index_t padding(const Query& query) { return 3 * query.batch + 5 * (query.head / 2); }
 
   KeyRange keys(const Query& query) const { return {padding(query), query.position() + 1}; }
@@ -129,15 +129,37 @@ struct LeftPadding {
 
 TEST_CASE("positions of a user mask can differ between heads", "[attention][documents]") {
   const Positions positions{
-      [](const Query& query) { return LeftPadding{}.query_position(query); },
-      [](const Query& query, index_t key) { return LeftPadding{}.key_position(query, key); }};
+      [](const Query& query) { return PaddedHeads{}.query_position(query); },
+      [](const Query& query, index_t key) { return PaddedHeads{}.key_position(query, key); }};
   const auto sees = [](const Query& query, index_t key) {
-    return key >= LeftPadding::padding(query) && key <= query.position();
+    return key >= PaddedHeads::padding(query) && key <= query.position();
   };
   for (const Shape& shape : {Shape{2, 4, 2, 6, 80, 8, 5}, Shape{2, 4, 2, 33, 80, 8, 5}}) {
     const Rope<float> rope({.width = 8, .theta = 50}, 200);
-    check_mask<float>(shape, LeftPadding{}, sees, {.rope = &rope, .key_position = 20}, positions);
+    check_mask<float>(shape, PaddedHeads{}, sees, {.rope = &rope, .key_position = 20}, positions);
   }
+}
+
+TEST_CASE("positions begin after left padding", "[attention][documents]") {
+  const std::vector<std::int32_t> padding{7, 90};
+  const auto first = [&](index_t batch) {
+    return std::clamp<index_t>(padding[static_cast<std::size_t>(batch)], 0, 80);
+  };
+  const Positions positions{
+      [&](const Query& query) { return std::max<index_t>(query.position() - first(query.batch), 0); },
+      [&](const Query& query, index_t key) { return std::max<index_t>(key - first(query.batch), 0); }};
+  const auto sees = [&](const Query& query, index_t key) {
+    return key >= first(query.batch) && key <= query.position();
+  };
+  const ssmax::LeftPadding mask(padding);
+  for (const Shape& shape : {Shape{2, 4, 2, 80, 80, 8, 5}, Shape{2, 4, 2, 5, 80, 8, 5}}) {
+    const Rope<float> rope({.width = 8, .theta = 50}, 200);
+    check_mask<float>(shape, mask, sees, {.rope = &rope}, positions);
+  }
+  CHECK(mask.query_position({.batch = 0, .index = 12, .shape = {.batch = 2, .queries = 80, .keys = 80}}) ==
+        5);
+  CHECK_THROWS_WITH(run(Problem<float>({3, 1, 1, 5, 80, 8, 5}), ssmax::Softmax{}, mask),
+                    "ssmax::LeftPadding: padding has extent 2, batch entries are 3");
 }
 
 /// Positions that exceed a rope's tables in the last head only.

@@ -11,6 +11,7 @@
 /// | Chunks | keys of p's chunk of `size` keys, up to p |
 /// | PrefixLM | keys up to p, and the first `prefix[b]` keys for every p |
 /// | KeyLengths | the first `lengths[b]` keys (padding) |
+/// | LeftPadding | keys `padding[b]` to p; positions begin after the padding |
 /// | Documents | the keys of the query's document (packed sequences), all or up to p; positions restart |
 /// | BlockSparse | the key blocks that a bitmap selects for the query block (mask_runs.hpp) |
 /// | MatrixRuns | the same keys as MatrixMask; the constructor reads the matrix once (mask_runs.hpp) |
@@ -206,7 +207,7 @@ struct PrefixLM {
 };
 
 /// A mask for padding: the first lengths[b] keys of batch entry b are visible. The mask clamps lengths[b] to [0,
-/// keys]. Positions count rows with their padding: `KeyLengths & Causal` is right if queries and keys have the same
+/// keys]. Positions count rows, with padding before the tokens (see LeftPadding): `KeyLengths & Causal` is right if queries and keys have the same
 /// padding. The option `lengths` (sequence_lengths.hpp) does not compute padded queries.
 struct KeyLengths {
   Integers lengths;  ///< One number per batch entry.
@@ -222,6 +223,42 @@ struct KeyLengths {
   SSMAX_INLINE void check(const QueryShape& shape) const {
     detail::check_equal("KeyLengths", "lengths", "has extent", std::ssize(lengths), "batch entries are",
                         shape.batch);
+  }
+};
+
+/// A causal mask for sequences with padding before their tokens, as tokenizers pad prompts on the left. The first
+/// padding[b] rows of batch entry b are padding. The position of a row is p - padding[b], for scalings, scores and the
+/// rope; rows of padding have position 0 and see no key. The mask clamps padding[b] to [0, keys].
+///
+/// Exception: over a source, the rope rotates queries to positions that count the padding, as it rotated the keys. The
+/// result differs by rounding, because RoPE depends on distances.
+struct LeftPadding {
+  Integers padding;  ///< One number per batch entry.
+
+  /// Stores the span, which must outlive the mask.
+  SSMAX_INLINE constexpr explicit LeftPadding(KeptIntegers rows_per_entry) : padding(rows_per_entry) {}
+  /// Returns [padding[b], p + 1). Exception: returns an empty range for a row of padding.
+  SSMAX_INLINE KeyRange keys(const Query& query) const {
+    const index_t first = first_of(query);
+    return {first, std::max(first, query.position() + 1)};
+  }
+  /// Returns max(p - padding[b], 0).
+  SSMAX_INLINE index_t query_position(const Query& query) const {
+    return key_position(query, query.position());
+  }
+  /// Returns max(key - padding[b], 0).
+  SSMAX_INLINE index_t key_position(const Query& query, index_t key) const {
+    return std::max<index_t>(key - first_of(query), 0);
+  }
+  /// Throws std::invalid_argument unless there is one number per batch entry.
+  SSMAX_INLINE void check(const QueryShape& shape) const {
+    detail::check_equal("LeftPadding", "padding", "has extent", std::ssize(padding), "batch entries are",
+                        shape.batch);
+  }
+
+ private:
+  index_t first_of(const Query& query) const {
+    return std::clamp<index_t>(padding[static_cast<std::size_t>(query.batch)], 0, query.shape.keys);
   }
 };
 
