@@ -257,7 +257,7 @@ struct LeftPadding {
   }
 
  private:
-  index_t first_of(const Query& query) const {
+  SSMAX_INLINE index_t first_of(const Query& query) const {
     return std::clamp<index_t>(padding[static_cast<std::size_t>(query.batch)], 0, query.shape.keys);
   }
 };

@@ -44,7 +44,7 @@ void use_data() {
   for (const index_t end : Integers(ends)) use(end), use(KeptIntegers(ends).back());
 
   use(Full{}), use(Causal{}), use(CausalTopLeft{}), use(Chunks(8)), use(Lengths(ends)), use(SlidingWindow(1)),
-      use(PrefixLM(ends)), use(KeyLengths(ends));
+      use(PrefixLM(ends)), use(KeyLengths(ends)), use(LeftPadding(ends));
   use(Documents(ends, true)), use(MatrixMask(matrix)), use(MatrixMask(view));
   const std::array<std::uint64_t, 1> bitmap{1};
   use(SlidingWindow(7, 0, 4)), use(SparseBlocks{}), use(BlockSparse(SparseBlocks{}, bitmap)),
