@@ -113,8 +113,16 @@ TEST_CASE("kv heads between each other are computed together, bit by bit as alon
     check<float>({8, 4, 1, 24, 24, {4000, 1200}}, 1, 1, ssmax::SlidingWindow{59, 0, 32});
     check<float>({8, 4, 1, 24, 24, {4000, 1200}}, 1, 1, EveryOther{});
   }
-  SECTION("keys of one chunk are read one kv head after the other") {
-    check<float>({4, 4, 1, 24, 24, {1024, 5}}, 1, 1);
+  SECTION("keys of one chunk") {
+    check<float>({4, 4, 1, 24, 24, {1024, 5}}, 4, 1);
+    check<bfloat16>({12, 12, 1, 16, 24, std::vector<index_t>(20, 300)}, 12, 12);
+    check<float>({4, 4, 1, 24, 24, {255}}, 1, 1);
+  }
+  SECTION("a task has at most 16 rows") {
+    check<float>({32, 8, 1, 24, 24, {600}}, 4, 1);
+    check<half>({32, 8, 1, 24, 24, {1500}}, 8, 1);
+    check<float>({8, 4, 3, 24, 24, {900}}, 2, 1);
+    check<float>({18, 2, 1, 24, 24, {900}}, 1, 1);
   }
 }
 

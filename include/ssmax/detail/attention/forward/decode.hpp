@@ -67,7 +67,8 @@ struct DecodeScratch {
   Compute *chunk, *total;
 };
 
-/// The attention of at most decode_rows queries of a kv head.
+/// The attention of at most decode_rows queries of a kv head, or of several. Rows of several kv heads whose keys lie
+/// between each other read them in the order of memory: each head reads heads_tile keys, then the next head.
 template <class Compute>
 class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
  public:
@@ -76,6 +77,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   static index_t max_queries() { return decode_rows; }
   static index_t min_queries() { return decode_rows; }
   static bool has_few_queries(index_t) { return true; }
+  static constexpr bool takes_heads = true;
 
   DecodeTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
       : Base(problem, variant, memory),
@@ -88,31 +90,14 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
 
   /// Loads the queries of the task (ForwardTask::select). Returns the hull of their visible keys.
   KeyRange prepare(std::span<const Sequence> sequences, index_t kv_head, index_t first, index_t count) {
-    RowCursor cursor = this->select(sequences, kv_head, first, count);
-    const index_t d = problem_.width();
-    KeyRange seen{sequence_->shape.keys, 0};
     queries_ = {memory_.q, memory_.pitch};
-    for (; padded_rows_ < count; ++padded_rows_)
-      std::fill_n(memory_.q + padded_rows_ * memory_.pitch + d, memory_.pitch - d, Compute{0});
-    for (index_t r = 0; r < count; ++r) {
-      // In place: a copy of a fresh write stalls on store forwarding.
-      const QueryRow& row = *::new (memory_.rows + r) QueryRow(this->next_row(cursor));
-      Compute* q = memory_.q + r * memory_.pitch;
-      if (row.keys.size() == 0) {
-        std::fill_n(q, d, Compute{0});
-        continue;
-      }
-      seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
-      const Compute* loaded = load_query(problem_, variant_, row, q);
-      if (count == 1 && d % widest_vector == 0 && !multipliers_.has_score) {
-        queries_.first = loaded;
-        continue;
-      }
-      if (loaded != q) std::copy_n(loaded, d, q);
-      if (multipliers_.has_score) {
-        for (index_t c = 0; c < d; ++c) q[c] *= static_cast<Compute>(problem_.scale);
-      }
+    rows_of_head_ = count;
+    KeyRange seen{std::numeric_limits<index_t>::max(), 0};
+    for (index_t h = heads_; h-- > 0;) {
+      RowCursor cursor = this->select(sequences, kv_head + h, first, count);
+      load_head(cursor, h * count, seen);
     }
+    count_ = heads_ * count;
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
     lists_rows_ = reads_keys_in_place() && list_.select(batch_, kv_head, seen);
     if (!lists_rows_) prefetching_ = Prefetching(problem_, batch_, rows_, seen);
@@ -190,8 +175,34 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
 
  private:
   using Base = ForwardTask<Compute, Memory>;
-  using Base::batch_, Base::count_, Base::kv_head_, Base::memory_, Base::problem_, Base::rows_,
+  using Base::batch_, Base::count_, Base::heads_, Base::kv_head_, Base::memory_, Base::problem_, Base::rows_,
       Base::sequence_, Base::variant_;
+
+  /// Loads the rows of a cursor, from number `first` on. Adds their visible keys to `seen`.
+  void load_head(RowCursor<Compute>& cursor, index_t first, KeyRange& seen) {
+    const index_t d = problem_.width(), end = first + rows_of_head_;
+    for (; padded_rows_ < end; ++padded_rows_)
+      std::fill_n(memory_.q + padded_rows_ * memory_.pitch + d, memory_.pitch - d, Compute{0});
+    for (index_t r = first; r < end; ++r) {
+      // In place: a copy of a fresh write stalls on store forwarding.
+      const QueryRow& row = *::new (memory_.rows + r) QueryRow(this->next_row(cursor));
+      Compute* q = memory_.q + r * memory_.pitch;
+      if (row.keys.size() == 0) {
+        std::fill_n(q, d, Compute{0});
+        continue;
+      }
+      seen = {std::min(seen.begin, row.keys.begin), std::max(seen.end, row.keys.end)};
+      const Compute* loaded = load_query(problem_, variant_, row, q);
+      if (heads_ * rows_of_head_ == 1 && d % widest_vector == 0 && !multipliers_.has_score) {
+        queries_.first = loaded;
+        continue;
+      }
+      if (loaded != q) std::copy_n(loaded, d, q);
+      if (multipliers_.has_score) {
+        for (index_t c = 0; c < d; ++c) q[c] *= static_cast<Compute>(problem_.scale);
+      }
+    }
+  }
 
   /// Sets the state of a row whose largest logit is beyond the range of Compute. Above the range, the state is NaN.
   /// Below the range, it is the state without keys. The other paths have these states, because their logits overflow.
@@ -291,27 +302,55 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     return problem_.keys.k_type().logits != nullptr && !problem_.rotates_keys();
   }
 
-  void range_logits(KeyRange keys, Compute* s) {
+  /// Calls f(kv head, first row, rows, keys) for the kv heads of rows [r, r + rows) and the keys of a range.
+  template <class F>
+  void for_each_head(index_t r, index_t rows, KeyRange keys, const F& f) const {
+    if (heads_ == 1) return f(kv_head_, r, rows, keys);
+    for (KeyRange tile = keys; tile.begin < keys.end; tile.begin = tile.end) {
+      tile.end = std::min(tile.begin + heads_tile, keys.end);
+      for (index_t first = r, end; first < r + rows; first = end) {
+        const index_t head = first / rows_of_head_;
+        end = std::min((head + 1) * rows_of_head_, r + rows);
+        f(kv_head_ + head, first, end - first, tile);
+      }
+    }
+  }
+
+  void range_logits(KeyRange range, Compute* range_s) {
+    if (lists_rows_) list_.list(range, range_s - memory_.s);
+    for_each_head(0, count_, range, [&](index_t kv_head, index_t r, index_t rows, KeyRange keys) {
+      const index_t first = (range_s - memory_.s) + (keys.begin - range.begin);
+      head_logits(kv_head, {queries_[r], queries_.stride}, rows, keys, first,
+                  memory_.s + r * key_chunk + first);
+    });
+  }
+
+  /// Writes the logits of rows of a kv head. The keys have the numbers from `first` on in their chunk.
+  void head_logits(index_t kv_head, StridedRows<const Compute> q, index_t rows, KeyRange keys, index_t first,
+                   Compute* s) const {
     const index_t d = problem_.width();
     const auto logits = problem_.keys.k_type().logits;
     if (!reads_keys_in_place()) {
-      load_keys(problem_, variant_, sequence_->shape, {batch_, kv_head_, keys}, {memory_.wide, d});
-      kernels<DecodeKernels<Compute, Compute>>().logits(queries_, count_, {memory_.wide, d, keys.size(), d},
+      load_keys(problem_, variant_, sequence_->shape, {batch_, kv_head, keys}, {memory_.wide, d});
+      kernels<DecodeKernels<Compute, Compute>>().logits(q, rows, {memory_.wide, d, keys.size(), d},
                                                         {s, key_chunk});
       return;
     }
     if (lists_rows_) {
-      const index_t first = s - memory_.s;
-      list_.list(keys, first);
-      return problem_.keys.k_type().listed_logits(queries_, count_, list_.keys(first, keys.size()),
-                                                  {s, key_chunk});
+      return problem_.keys.k_type().listed_logits(
+          q, rows, heads_ == 1 ? list_.keys(first, keys.size()) : list_.keys_of(kv_head, first, keys.size()),
+          {s, key_chunk});
     }
-    for_each_run(problem_.keys, {batch_, kv_head_, keys}, [&](index_t key, const AnyKeyRun& run) {
-      logits(queries_, count_,
-             {run.k, run.k_stride, run.count, d,
-              prefetching_.template bytes<false>(problem_.keys, batch_, kv_head_, key, run)},
+    for_each_run(problem_.keys, {batch_, kv_head, keys}, [&](index_t key, const AnyKeyRun& run) {
+      logits(q, rows, {run.k, run.k_stride, run.count, d, bytes_ahead_of<false>(kv_head, key, run)},
              run.k_factors, memory_.scaled, {s + (key - keys.begin), key_chunk});
     });
+  }
+
+  /// Returns the distance to the keys, or the values, that a run prefetches. Several kv heads read memory in order.
+  template <bool are_values>
+  index_t bytes_ahead_of(index_t kv_head, index_t key, const AnyKeyRun& run) const {
+    return heads_ > 1 ? 0 : prefetching_.template bytes<are_values>(problem_.keys, batch_, kv_head, key, run);
   }
 
   /// Adds the weights of rows [r, r + rows) times V to o. All these rows have the visible keys `seen`.
@@ -324,7 +363,10 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
       std::fill_n(to, rows * dv, Compute{0});
     }
     for_each_visible_range(keys, [&](KeyRange range) {
-      add_values(r * key_chunk + (range.begin - chunk_begin), rows, range, to);
+      for_each_head(r, rows, range, [&](index_t kv_head, index_t first, index_t count, KeyRange tile) {
+        add_values(kv_head, first * key_chunk + (tile.begin - chunk_begin), count, tile,
+                   to + (first - r) * dv);
+      });
     });
     if (seen.masks) {
       // A weight of 0 times NaN is NaN, also if the key is masked.
@@ -337,8 +379,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   /// Calls f(first key, run) for the runs of the range. With factors of channels, each run has a sum of its own. Under
   /// a mask with runs, the call cuts such a run at visible blocks: so the sums do not depend on what other queries see.
   template <class F>
-  void for_each_run_of_values(KeyRange keys, const F& f) const {
-    for_each_run(problem_.keys, {batch_, kv_head_, keys}, [&](index_t key, const AnyKeyRun& run) {
+  void for_each_run_of_values(index_t kv_head, KeyRange keys, const F& f) const {
+    for_each_run(problem_.keys, {batch_, kv_head, keys}, [&](index_t key, const AnyKeyRun& run) {
       if (!variant_.has_runs || run.v_factors.channels == nullptr) return f(key, run);
       for (index_t i = 0, count; i < run.count; i += count) {
         count = std::min(run.count - i, visible_block - (key + i) % visible_block);
@@ -348,21 +390,23 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   }
 
   /// Adds weights times the values of `keys`. The weights start at number `first`.
-  void add_values(index_t first, index_t rows, KeyRange keys, Compute* to) const {
+  void add_values(index_t kv_head, index_t first, index_t rows, KeyRange keys, Compute* to) const {
     const index_t dv = memory_.dv;
     if (const auto add = problem_.keys.v_type().accumulate; add != nullptr) {
       if (lists_rows_) {
+        const index_t at = first % key_chunk;
         return problem_.keys.v_type().accumulate_listed(
-            {memory_.s + first, key_chunk}, rows, list_.values(first % key_chunk, keys.size()), {to, dv});
+            {memory_.s + first, key_chunk}, rows,
+            heads_ == 1 ? list_.values(at, keys.size()) : list_.values_of(kv_head, at, keys.size()),
+            {to, dv});
       }
-      for_each_run_of_values(keys, [&](index_t key, const AnyKeyRun& run) {
+      for_each_run_of_values(kv_head, keys, [&](index_t key, const AnyKeyRun& run) {
         add({memory_.s + first + (key - keys.begin), key_chunk}, rows,
-            {run.v, run.v_stride, run.count, dv,
-             prefetching_.template bytes<true>(problem_.keys, batch_, kv_head_, key, run)},
-            run.v_factors, memory_.scaled, {to, dv});
+            {run.v, run.v_stride, run.count, dv, bytes_ahead_of<true>(kv_head, key, run)}, run.v_factors,
+            memory_.scaled, {to, dv});
       });
     } else {
-      load_values(problem_.keys, {batch_, kv_head_, keys}, {memory_.wide, dv});
+      load_values(problem_.keys, {batch_, kv_head, keys}, {memory_.wide, dv});
       kernels<DecodeKernels<Compute, Compute>>().accumulate({memory_.s + first, key_chunk}, rows,
                                                             {memory_.wide, dv, keys.size(), dv}, {to, dv});
     }
@@ -400,7 +444,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     };
     if (problem_.keys.v_type().accumulate == nullptr) return add(keys);
     if (const auto add_finite = problem_.keys.v_type().accumulate_finite; add_finite != nullptr) {
-      return for_each_run_of_values(keys, [&](index_t key, const AnyKeyRun& run) {
+      return for_each_run_of_values(kv_head_, keys, [&](index_t key, const AnyKeyRun& run) {
         add_finite({memory_.s + first + (key - keys.begin), key_chunk}, rows,
                    {run.v, run.v_stride, run.count, dv}, run.v_factors, values, memory_.scaled, {to, dv});
       });
@@ -410,6 +454,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     });
   }
 
+  /// Keys that rows of a kv head read before those of the next one. Measured: docs/measured.md.
+  static constexpr index_t heads_tile = 32;
   static constexpr index_t widest_vector = 64 / sizeof(Compute);  // in numbers, of all targets
 
   const Multipliers multipliers_;
@@ -421,8 +467,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   std::uint32_t visible_blocks_ = 0;  // under a mask with runs: one bit per visible_block keys of the chunk
   Prefetching prefetching_;
   RowList<Compute> list_;
-  bool lists_rows_ = false;  // of short runs
-  index_t padded_rows_ = 0;  // rows of q that end with 0
+  bool lists_rows_ = false;   // of short runs
+  index_t padded_rows_ = 0;   // rows of q that end with 0
+  index_t rows_of_head_ = 0;  // rows of each kv head
 };
 
 SSMAX_END

@@ -83,6 +83,14 @@ class RowList {
                 problem_.keys.head_distance().v);
   }
 
+  /// Return the same of a kv head, without prefetching. The heads have known distances.
+  ListedRows<void> keys_of(index_t kv_head, index_t first, index_t count) const {
+    return {k_rows_ + first, kv_head * problem_.keys.head_distance().k, count, problem_.width()};
+  }
+  ListedRows<void> values_of(index_t kv_head, index_t first, index_t count) const {
+    return {v_rows_ + first, kv_head * problem_.keys.head_distance().v, count, problem_.value_width()};
+  }
+
  private:
   /// Returns whether the rows of a range are listed for all kv heads.
   bool holds(KeyRange keys) const {

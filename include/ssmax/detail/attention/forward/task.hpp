@@ -19,6 +19,11 @@ class ForwardTask {
   ForwardTask(const Problem<Compute>& problem, const Variant<Compute>& variant, const Memory& memory)
       : problem_(problem), variant_(variant), memory_(memory) {}
 
+  static constexpr bool takes_heads = false;
+
+  /// Sets the number of kv heads of a task. Requires 1, unless takes_heads.
+  void take_heads(index_t heads) { heads_ = heads; }
+
   /// Returns whether a key of a chunk may be visible to a query. Always returns true unless the mask has runs.
   /// attend_chunk requires a call of sees_chunk for the same keys.
   bool sees_chunk(KeyRange keys) const {
@@ -142,6 +147,7 @@ class ForwardTask {
   const Memory& memory_;
   const Sequence* sequence_ = nullptr;  // the sequence whose keys the task reads
   index_t batch_ = 0, kv_head_ = 0;     // of these keys
+  index_t heads_ = 1;                   // kv heads of the task, from kv_head_ on
   index_t count_ = 0;                   // rows of the task
   index_t rows_ = 0;                    // rows of the kv head
 

@@ -51,6 +51,14 @@ inline constexpr index_t max_next_bytes = index_t{16} << 10;
 /// The longest run of keys whose kernels prefetch the runs after it. Kernels of longer runs prefetch within the run.
 inline constexpr index_t short_run = 256;
 
+/// Returns whether the rows of a kv head are found from those of another: runs are long, or the heads of the source have
+/// known distances.
+template <class Compute>
+bool lists_heads_once(const AnyKeys<Compute>& source, index_t batch, index_t key) {
+  return source.head_distance().is_known ||
+         !has_short_runs(source, batch, 0, {key, source.stored(batch).end}, short_run);
+}
+
 /// Returns the distance in bytes from the keys, or the values, of a short run to those that its kernels prefetch. They
 /// lie at least 64 positions later, in the same place of a later run if all runs are equally long. `key` is the first
 /// position of the run.

@@ -28,6 +28,9 @@ inline index_t divisor_up_to(index_t kv_heads, double limit) {
   return std::max<index_t>(heads, 1);
 }
 
+/// The smallest number of keys of the longest sequence whose kv heads are rows of one task, if the keys are one chunk.
+inline constexpr index_t min_keys_of_heads = 256;
+
 /// The stored keys of the works of a path.
 struct KeysOfPath {
   KeyRange chunks{std::numeric_limits<index_t>::max(), 0};  // chunks with stored keys of any sequence
@@ -67,9 +70,20 @@ class PathCut {
     path.sizes = path.driver->sizes(problem_, path.queries);
     path.split = {1, path.driver->keeps_order ? std::clamp<index_t>(path.tasks / (8 * threads_), 1, 64) : 1};
     path.together = path.split;
+    path.heads = 1;
     path.lane_bytes = path.sizes.lane_bytes;
     path.waiting_bytes = 0;
-    if (chunks < 2) return;
+    const bool may_group =
+        blocks.are_few && (chunks > 1 || keys.most >= min_keys_of_heads) && may_group_heads(keys.first);
+    const index_t most_heads =
+        blocks.takes_heads && may_group ? blocks.most / std::min(path.rows, blocks.most) : 1;
+    if (chunks < 2) {
+      // With fewer keys, the tasks of kv heads prefetch those of the next one.
+      if (most_heads > 1)
+        path.heads = divisor_up_to(problem_.kv_heads(),
+                                   std::min(static_cast<double>(most_heads), heads_per_lane(keys)));
+      return;
+    }
     const bool idle = path.tasks < 2 * threads_;
     // Groups of kv heads are split if they are few and long: the merge takes another run of the executor.
     const bool splits_groups =
@@ -82,8 +96,10 @@ class PathCut {
       if (idle) path.split.chunks = most_chunks;
     }
     path.together = path.split;
-    if (blocks.are_few && may_group_heads(keys.first))
+    if (may_group) {
       path.together = group_heads(path, keys, chunks, most_chunks);
+      path.heads = divisor_up_to(path.together.at_once, static_cast<double>(most_heads));
+    }
     Arena lane, waiting;
     lane.take<std::byte>(static_cast<index_t>(path.sizes.lane_bytes));
     lane.take<Compute>((path.together.at_once - 1) * path.sizes.states);
@@ -140,9 +156,16 @@ class PathCut {
           divisor_up_to(kv_heads, static_cast<double>(path.tasks) * static_cast<double>(chunks) / parts);
       if (split.at_once > 1) split.chunks = most_chunks;
     } else {
-      split.at_once = divisor_up_to(kv_heads, static_cast<double>(kv_heads) * keys.all / (keys.most * parts));
+      split.at_once = divisor_up_to(kv_heads, heads_per_lane(keys));
     }
     return split;
+  }
+
+  /// Returns how many kv heads a lane may compute together, so that a thread takes four groups or more.
+  double heads_per_lane(const KeysOfPath& keys) const {
+    if (threads_ == 1) return static_cast<double>(max_heads_together);
+    return static_cast<double>(problem_.kv_heads()) * keys.all /
+           (keys.most * static_cast<double>(4 * threads_));
   }
 
   const WorkList<Compute>& list_;

@@ -40,7 +40,7 @@ SSMAX_COLD Explanation explanation_of_call(const WorkList<Compute>& list, const 
 template <class Compute>
 SSMAX_COLD Explanation explanation_of(const WorkList<Compute>& list, const PhaseWorks& phase,
                                       const PathWorks<Compute>& works, const Problem<Compute>& problem) {
-  const Split& split = split_of(works, problem);
+  const Split split = split_of(works, problem);
   const bool keeps_order = works.driver->keeps_order;
   const Path path = works.driver->path;
   const bool is_bf16 = path == Path::prefill_bf16 || path == Path::decode_bf16 || path == Path::backward_bf16;
@@ -54,7 +54,7 @@ SSMAX_COLD Explanation explanation_of(const WorkList<Compute>& list, const Phase
   e.tile_lanes = works.sizes.tile_lanes;
   e.tasks = keeps_order ? works.pieces(split) : works.tasks;
   e.key_chunks = split.chunks;
-  e.heads_together = keeps_order ? 1 : split.at_once;
+  e.heads_together = keeps_order ? 1 : split.at_once * split.heads;
   e.threads = phase.lanes;
   e.shared_sequences = list.shared_sequences;
   return e;

@@ -8,6 +8,7 @@
 
 #include "../../memory/arena.hpp"
 #include "../operands/gather.hpp"
+#include "../operands/prefetch.hpp"
 #include "../terms/problem.hpp"
 
 SSMAX_BEGIN_SHARED
@@ -19,6 +20,8 @@ struct PathRun;
 struct QueryBlocks {
   index_t unit, most;  // rows of the smallest and of the largest task
   bool are_few;        // whether the call has so few rows that each key is read once
+  /// Whether a task takes rows of several kv heads, `most` in all.
+  bool takes_heads = false;
 };
 
 /// The sizes of a task with some number of rows.
@@ -55,8 +58,9 @@ struct Works {
 
 /// How the tasks of a path are divided among lanes.
 struct Split {
-  index_t chunks;   // key chunks that are separate pieces; 1: a task computes all keys
-  index_t at_once;  // tasks that a lane takes at once: tiles, or kv heads that it computes chunk by chunk
+  index_t chunks;     // key chunks that are separate pieces; 1: a task computes all keys
+  index_t at_once;    // tasks that a lane takes at once: tiles, or kv heads that it computes chunk by chunk
+  index_t heads = 1;  // kv heads of a task
 };
 
 /// The works of one path in one phase.
@@ -69,6 +73,7 @@ struct PathWorks {
   index_t tasks;
   Split split;     // if no kv heads lie near each other in memory
   Split together;  // if the keys of kv heads lie near each other at `probe`, in the memory of the call
+  index_t heads;   // kv heads of a task, if a key of one lies next to that of another
   struct {
     index_t batch, key;
   } probe;
@@ -80,7 +85,7 @@ struct PathWorks {
 
   SSMAX_INLINE bool waits() const { return split.chunks > 1 || together.chunks > 1; }
   SSMAX_INLINE index_t pieces(const Split& by) const {
-    return (tasks + by.at_once - 1) / by.at_once * by.chunks;
+    return (tasks / by.heads + by.at_once - 1) / by.at_once * by.chunks;
   }
 };
 
@@ -154,10 +159,13 @@ const Works& works_of(const WorkList<Compute>& list, const PathWorks<Compute>& p
 
 /// Returns how the tasks of a path are divided, for the layout of the keys of a call.
 template <class Compute>
-const Split& split_of(const PathWorks<Compute>& path, const Problem<Compute>& problem) {
-  const bool are_near = path.together.at_once > path.split.at_once &&
-                        interleaves_heads(problem.keys, path.probe.batch, path.probe.key, key_chunk);
-  return are_near ? path.together : path.split;
+Split split_of(const PathWorks<Compute>& path, const Problem<Compute>& problem) {
+  const auto are_near = [&](index_t keys) {
+    return interleaves_heads(problem.keys, path.probe.batch, path.probe.key, keys);
+  };
+  if (path.heads > 1 && are_near(1) && lists_heads_once(problem.keys, path.probe.batch, path.probe.key))
+    return {path.together.chunks, std::max<index_t>(path.together.at_once / path.heads, 1), path.heads};
+  return path.together.at_once > path.split.at_once && are_near(key_chunk) ? path.together : path.split;
 }
 
 /// Takes memory for the arrays of a list.

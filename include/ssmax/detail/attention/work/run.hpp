@@ -23,7 +23,7 @@ void run_phase(const PhaseRun<Compute>& phase, std::byte* memory, const AnyExecu
   std::byte* waiting = memory + static_cast<std::size_t>(works.lanes) * works.lane_bytes;
   auto* slot = runs.data();
   for (const PathWorks<Compute>& path : paths_of(phase.list, works)) {
-    const Split& split = split_of(path, phase.problem);
+    const Split split = split_of(path, phase.problem);
     slot++->emplace(phase, path, split, reinterpret_cast<Compute*>(waiting),
                     split.chunks > 1 ? TaskPass::chunks : TaskPass::whole);
     waiting += path.waiting_bytes;

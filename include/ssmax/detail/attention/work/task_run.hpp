@@ -23,7 +23,9 @@ class TaskLane {
         arena_(scratch),
         memory_(arena_, run.works.queries, run.phase.problem),
         totals_(arena_.take<Compute>((run.works.together.at_once - 1) * run.works.sizes.states)),
-        task_(run.phase.problem, run.phase.variant, memory_) {}
+        task_(run.phase.problem, run.phase.variant, memory_) {
+    task_.take_heads(run.split.heads);
+  }
 
   /// Computes a piece. The query blocks with the highest cost come first. All passes share this function, so that its
   /// body, which holds the task, is compiled once.
@@ -117,16 +119,17 @@ class TaskLane {
   /// Prepares the task with number `index`, unless it is prepared. Returns the hull of its visible keys.
   KeyRange prepare(index_t index) {
     if (index == prepared_) return seen_;
-    if (index == prepared_ + 1 && kv_head_ + 1 < run_.phase.problem.kv_heads()) {  // saves divisions
-      ++kv_head_;
+    const index_t heads = run_.split.heads;
+    if (index == prepared_ + 1 && kv_head_ + heads < run_.phase.problem.kv_heads()) {  // saves divisions
+      kv_head_ += heads;
     } else {
-      find(index);
+      find(index * heads);
     }
     prepared_ = index;
     return seen_ = task_.prepare(sequences_, kv_head_, first_, count_);
   }
 
-  /// Finds the sequences, the kv head and the rows of a task.
+  /// Finds the sequences, the first kv head and the rows of a task. `index` counts tasks of one kv head.
   void find(index_t index) {
     const WorkList<Compute>& list = run_.phase.list;
     const Problem<Compute>& problem = run_.phase.problem;
@@ -173,7 +176,7 @@ class TaskLane {
 template <class Task, class Compute>
 void run_tasks(PathRun<Compute>& run, std::byte* scratch) {
   using Lane = TaskLane<Task, Compute>;
-  const index_t all = run.works.tasks / Lane::together_of(run) * Lane::parts_of(run);
+  const index_t all = run.works.tasks / run.split.heads / Lane::together_of(run) * Lane::parts_of(run);
   auto taken = run.take(all);
   if (taken.first >= all) return;
   for (Lane lane(run, scratch); taken.first < all; taken = run.take(all)) {
@@ -190,7 +193,7 @@ TaskSizes sizes_of_tasks(const Problem<Compute>& problem, index_t queries) {
 
 template <class Task>
 QueryBlocks blocks_of_tasks(index_t rows) {
-  return {Task::min_queries(), Task::max_queries(), Task::has_few_queries(rows)};
+  return {Task::min_queries(), Task::max_queries(), Task::has_few_queries(rows), Task::takes_heads};
 }
 
 SSMAX_END
