@@ -50,7 +50,7 @@ struct Explanation {
   index_t tile_lanes = 0;           ///< Rows of a tile; 0 on the decode path.
   index_t tasks = 0;                ///< Tasks of the executor before the keys are split.
   index_t key_chunks = 1;           ///< Chunks that the keys of a task are split into; 1: not split.
-  index_t heads_together = 1;       ///< kv heads that a thread computes chunk by chunk; a plan over views: 1.
+  index_t heads_together = 1;       ///< kv heads that a thread computes together; a plan over views: 1.
   index_t threads = 0;              ///< Number of threads that have memory.
   index_t shared_sequences = 0;     ///< Sequences whose first keys are computed once for several sequences.
   std::size_t workspace_bytes = 0;  ///< Memory of the call, in bytes; the size a Workspace needs.

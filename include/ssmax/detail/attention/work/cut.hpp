@@ -4,7 +4,8 @@
 // every split and every executor.
 //
 // Few queries read each key once. If the keys of several kv heads lie near each other, a lane computes a group of kv
-// heads chunk by chunk, in the order of memory. It prepares the task of a kv head again for each chunk.
+// heads chunk by chunk, in the order of memory. It prepares the task of a kv head again for each chunk. If a key of one
+// kv head lies next to that of another, a task of the decode path has up to 16 rows of several kv heads.
 #pragma once
 
 #include <algorithm>
