@@ -207,7 +207,7 @@ void check_out_is_q(const Data<T>& data, const K& keys, const Cut& cut, const Se
   const ssmax::Rope<Compute<T>> rope({.width = s.d}, s.longest());
   for (const bool has_options : {false, true}) {
     for (const bool has_statistics : {false, true}) {
-      for (const std::size_t i : {0, 1}) {
+      for (std::size_t i = 0; i < 2; ++i) {
         const Threads executor{i == 0 ? 1 : 3};
         const auto of_call = [&](A a) {
           a.keys = keys;
