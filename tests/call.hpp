@@ -30,9 +30,9 @@ struct AttentionOptions {
   Explanation* explanation = nullptr;
 };
 
-/// Returns the arguments with these options.
-template <class Arguments, class T>
-Arguments with_options(Arguments to, const AttentionOptions<T>& from) {
+/// Returns the arguments with the options of others.
+template <class Arguments, class Options>
+Arguments with_options(Arguments to, const Options& from) {
   to.scale = from.scale;
   to.rope = from.rope;
   to.key_position = from.key_position;

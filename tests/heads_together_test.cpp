@@ -173,4 +173,104 @@ TEST_CASE("a plan over one layout of the keys runs over another", "[decode][plan
   }
 }
 
+// ---- out is q ---------------------------------------------------------------------------------------------
+
+/// kv heads computed together, and key chunks, with one thread and with three.
+struct Cut {
+  std::array<index_t, 2> together{1, 1}, chunks{1, 1};
+};
+
+/// Calls attend(arguments) with an out of its own and with q as out. Results have the same bits.
+template <class T, class Attend>
+void check_out_is_q(const Data<T>& data, const std::array<index_t, 3>& rows, const Attend& attend) {
+  const auto run = [&](bool is_in_place) {
+    std::vector<T> q = data.q, out(q.size());
+    std::vector<Compute<T>> numbers(static_cast<std::size_t>(3 * data.shape.rows()));
+    const auto tensor = [&](std::vector<T>& of) {
+      return View<T, 4>(of.data(), {rows[0], rows[1], rows[2], data.shape.d});
+    };
+    const auto row_numbers = [&](index_t i) {
+      return View<Compute<T>, 3>(numbers.data() + i * data.shape.rows(), rows);
+    };
+    attend(
+        AttentionArguments<Compute<T>>{.q = tensor(q),
+                                       .out = tensor(is_in_place ? q : out),
+                                       .lse = row_numbers(0),
+                                       .statistics = {.largest = row_numbers(1), .entropy = row_numbers(2)}});
+    return std::pair(is_in_place ? q : out, numbers);
+  };
+  const auto [expected, expected_numbers] = run(false);
+  const auto [got, numbers] = run(true);
+  CHECK(same_bits(got, expected));
+  CHECK(same_bits(numbers, expected_numbers));
+}
+
+/// Checks calls and plans over a source, with and without statistics, rope and batch_invariant.
+template <class T, class K>
+void check_out_is_q(const Data<T>& data, const K& keys, const Cut& cut, const SequenceLengths& lengths = {}) {
+  using A = AttentionArguments<Compute<T>>;
+  const Shape& s = data.shape;
+  const std::array<index_t, 3> rows{lengths.is_given() ? 1 : s.batch(), s.heads,
+                                    lengths.is_given() ? s.batch() * s.queries : s.queries};
+  const ssmax::Rope<Compute<T>> rope({.width = s.d}, s.longest());
+  for (const bool has_options : {false, true}) {
+    for (const bool has_statistics : {false, true}) {
+      for (std::size_t i = 0; i < 2; ++i) {
+        const Threads executor{i == 0 ? 1 : 3};
+        const auto of_call = [&](A a) {
+          a.keys = keys;
+          if (!has_statistics) a.statistics = {};
+          return a;
+        };
+        const auto with_all = [&](const A& a, Explanation* explanation) {
+          A all = of_call(a);
+          all.lengths = lengths;
+          all.batch_invariant = has_options;
+          all.rope = has_options ? &rope : nullptr;
+          all.explanation = explanation;
+          return all;
+        };
+        const auto check_cut = [&](const Explanation& e) {
+          if (has_options) return;  // prefill, which has other query blocks
+          INFO(to_string(e));
+          CHECK(e.heads_together == cut.together[i]);
+          CHECK(e.key_chunks == cut.chunks[i]);
+        };
+        check_out_is_q(data, rows, [&](const A& a) {
+          Explanation explanation;
+          attention<Compute<T>>(with_all(a, &explanation), Causal{}, executor);
+          check_cut(explanation);
+        });
+        check_out_is_q(data, rows, [&](const A& a) {
+          const ssmax::Plan<Compute<T>, Causal> plan(with_all(a, nullptr), executor.threads, Causal{});
+          check_cut(plan.explanation());
+          ssmax::Workspace workspace;
+          plan.run(of_call(a), std::span(workspace.reserve(plan.bytes()), plan.bytes()), executor);
+        });
+      }
+    }
+  }
+}
+
+template <class T>
+void check_out_is_q() {
+  const Data<T> one({36, 6, 1, 16, 16, {4500}}), long_one({4, 2, 1, 16, 16, {3000}}),
+      several({4, 2, 40, 16, 16, {300, 1100}}), packed({4, 2, 20, 16, 16, {300, 1100, 70}});
+  const KvCache<T> cache = filled<T>(one), of_long = filled<T>(long_one), of_several = filled<T>(several),
+                   of_packed = filled<T>(packed);
+  const TokenMajor<T> between(cache);
+  const std::vector<index_t> cumulative{0, 1, 40, 60};
+  for_each_target_of<T>([&](const std::string&) {
+    check_out_is_q(one, between, {.together = {6, 2}, .chunks = {1, 5}});
+    check_out_is_q(long_one, of_long, {.chunks = {1, 3}});
+    check_out_is_q(several, of_several, {});
+    check_out_is_q(packed, of_packed, {}, SequenceLengths::packed_queries(cumulative));
+  });
+}
+
+TEST_CASE("out is q over a source: bit-identical to an out of its own", "[decode][plan][bfloat16]") {
+  check_out_is_q<float>();
+  check_out_is_q<bfloat16>();
+}
+
 }  // namespace decode_problem::heads_together_test

@@ -238,6 +238,7 @@ class GradientPlan : public PlanState<A, BackwardArguments<A>> {
   void bind(const BackwardArguments<A>& a, const AttentionGradients<A>& g, const GradientVariant<A>& variant,
             BackwardCall<A>& call) const {
     const char* const function = "BackwardPlan::bind";
+    check_is_whole(function, facts_of(a), "the plan has its own: it must be");
     Base::check_planned(function, "q", a.q, options_.q);
     Base::check_planned(function, "k", a.k, options_.k);
     Base::check_planned(function, "v", a.v, options_.v);

@@ -1,9 +1,12 @@
-// A call over a cache of bfloat16, for queries of the type QUERY: bf16_drivers.cmake reads which drivers it needs.
+// A call over a cache of bfloat16, for queries of the type QUERY: bf16_drivers.cmake reads which drivers it has or
+// needs.
 
 #include <ssmax/attention.hpp>
 #include <ssmax/kv_cache.hpp>
 
-void attend(const ssmax::KvCache<ssmax::bfloat16>& cache, const ssmax::View<const ssmax::QUERY, 4>& q,
+using ssmax::half, ssmax::bfloat16;
+
+void attend(const ssmax::KvCache<bfloat16>& cache, const ssmax::View<const QUERY, 4>& q,
             const ssmax::View<float, 4>& out) {
   ssmax::attention({.q = q, .keys = cache, .out = out}, ssmax::Causal{});
 }

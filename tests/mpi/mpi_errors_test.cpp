@@ -15,6 +15,26 @@ TEST_CASE("invalid arguments on one rank throw on all ranks", "[mpi][errors]") {
   check_refused_alike(call, call.refused(), {"mpi::attention", "out", "overlaps q"});
 }
 
+TEST_CASE("throws for an out that is q over a cache", "[mpi][decode][errors]") {
+  const KvCache<double> cache({.width = 4, .capacity = 1});
+  const Layout layout = Layout::contiguous(0, world().ranks());
+  std::vector<double> q(4, 1.0), out(4, -77.0);
+  const auto message = [&](std::vector<double>& to) {
+    return refusal([&] {
+      ssmax::mpi::attention<double>(world(), layout, 0,
+                                    {.q = {q.data(), {1, 1, 1, 4}},
+                                     .keys = cache,
+                                     .out = {to.data(), {1, 1, 1, 4}},
+                                     .more_queries_than_keys = true});
+    });
+  };
+  const std::string in_place = message(q);
+  INFO(in_place);
+  CHECK(everywhere(mentions(in_place, "mpi::attention") && mentions(in_place, "overlaps q")));
+  CHECK(everywhere(q == std::vector<double>(4, 1.0)));
+  CHECK(everywhere(message(out) == "(nothing was thrown)"));
+}
+
 TEST_CASE("throws for accumulate", "[mpi][errors]") {
   Call call;
   call.accumulate = is_last();

@@ -1,4 +1,5 @@
-// Every option on every function over ranks: the call takes the option, or throws with its name on every rank.
+// Every member of the arguments on every function over ranks: the call takes the member, or throws with its name on
+// every rank.
 
 #include <ssmax/mpi.hpp>
 
@@ -11,31 +12,27 @@ using namespace options_table;
 
 /// The functions over ranks, with n positions on each.
 struct Call : Tensors {
-  Layout layout = Layout::contiguous(n * world().ranks(), world().ranks(), 1);
+  const EveryIndex mask{};
+  const LogN scaling{};
+  const index_t all = n * world().ranks();
+  const Layout layout = Layout::contiguous(all, world().ranks(), 1);
 
-  void attention(const Options& options) {
-    ssmax::mpi::attention(
-        world(), layout,
-        with({.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)}, options));
+  void views(const Arguments& options) {
+    ssmax::mpi::attention(world(), layout, of_views(options), scaling, mask);
   }
-  void backward(const Options& options) {
-    attention({});
-    ssmax::mpi::attention_backward(
-        world(), layout,
-        backward_with({.q = view(q), .k = view(q), .v = view(q), .out = view(out), .lse = rows(lse)},
-                      options),
-        {.dout = view(gradient), .dq = view(dq), .dk = view(dk), .dv = view(dv)});
+  void source(const Arguments& options) {
+    ssmax::mpi::attention(world(), layout, all, of_cache(options), scaling, mask);
   }
-  void decoded(const Options& options) {
-    ssmax::mpi::attention(world(), layout, n * world().ranks(),
-                          with({.q = view(q), .keys = cache, .out = view(out)}, options), Causal{});
+  void backward(const Arguments& options) {
+    views({.lse = rows(lse)});
+    ssmax::mpi::attention_backward(world(), layout, of_backward(options), gradients(!options.sinks.empty()),
+                                   scaling, mask);
   }
 };
 
-TEST_CASE("each function over ranks takes an option or throws with its name", "[mpi][errors]") {
-  check_options<Call>({{"mpi_attention", &Call::attention},
-                       {"mpi_backward", &Call::backward},
-                       {"mpi_decode", &Call::decoded}});
+TEST_CASE("each function over ranks takes a member or throws with its name", "[mpi][errors]") {
+  check_options<Call>(
+      {{"mpi_views", &Call::views}, {"mpi_source", &Call::source}, {"mpi_backward", &Call::backward}});
 }
 
 }  // namespace mpi_problem::mpi_options_test

@@ -13,6 +13,7 @@ namespace {
 using Normalize = void (*)(ssmax::View<const float, 2>, ssmax::View<float, 2>, const ssmax::SSMax<float>&);
 using Attend = void (*)(ssmax::View<const float, 4>, ssmax::View<const float, 4>, ssmax::View<float, 4>,
                         ssmax::ThreadPool&, ssmax::Workspace&);
+using AttendCache = void (*)(ssmax::View<const float, 4>, ssmax::View<const float, 4>, ssmax::View<float, 4>);
 
 constexpr ssmax::index_t rows = 7;
 constexpr ssmax::index_t keys = 61;
@@ -25,7 +26,7 @@ std::vector<float> expected;
 ssmax::ThreadPool pool(2);
 ssmax::Workspace workspace;
 
-void check(UnitInterface unit, Normalize normalize, Attend attend) {
+void check(UnitInterface unit, Normalize normalize, Attend attend, AttendCache attend_cache) {
   for (const UnitInterface& other : seen) {
     if (unit.library_code == other.library_code) {
       std::printf("%s and %s share one copy of the library\n", unit.name, other.name);
@@ -42,8 +43,11 @@ void check(UnitInterface unit, Normalize normalize, Attend attend) {
 
   std::vector<float> attended(logits.size());
   constexpr std::array<ssmax::index_t, 4> shape{1, 1, keys, rows};
-  attend(ssmax::View<const float, 4>(logits.data(), shape), ssmax::View<const float, 4>(logits.data(), shape),
-         ssmax::View<float, 4>(attended.data(), shape), pool, workspace);
+  const ssmax::View<const float, 4> tensor(logits.data(), shape);
+  const ssmax::View<float, 4> result(attended.data(), shape);
+  attend(tensor, tensor, result, pool, workspace);
+  out.insert(out.end(), attended.begin(), attended.end());
+  attend_cache(tensor, tensor, result);
   out.insert(out.end(), attended.begin(), attended.end());
 
   if (expected.empty()) expected = out;
@@ -55,7 +59,7 @@ void check(UnitInterface unit, Normalize normalize, Attend attend) {
 
 }  // namespace
 
-#define check_unit(name) check(describe_##name(), normalize_##name, attend_##name)
+#define check_unit(name) check(describe_##name(), normalize_##name, attend_##name, attend_cache_##name)
 
 int main() {
 #ifdef MIXED_FLAGS_HAS_avx2

@@ -23,3 +23,10 @@ void JOIN(attend_, MIXED_FLAGS_UNIT)(ssmax::View<const float, 4> q, ssmax::View<
   ssmax::attention({.q = q, .k = kv, .v = kv, .out = out, .workspace = &workspace},
                    ssmax::SSMax<float>{0.43F}, ssmax::Causal{}, ssmax::Softcap{20}, pool);
 }
+
+void JOIN(attend_cache_, MIXED_FLAGS_UNIT)(ssmax::View<const float, 4> q, ssmax::View<const float, 4> kv,
+                                           ssmax::View<float, 4> out) {
+  ssmax::KvCache<ssmax::bfloat16> cache({.width = kv.extent(3), .capacity = kv.extent(2)});
+  cache.append(kv, kv);
+  ssmax::attention({.q = q, .keys = cache, .out = out}, ssmax::SSMax<float>{0.43F}, ssmax::Causal{});
+}

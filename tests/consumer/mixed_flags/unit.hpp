@@ -10,12 +10,14 @@ struct UnitInterface {
   const void* library_code;
 };
 
-#define SSMAX_TEST_UNIT(unit)                                                          \
-  UnitInterface describe_##unit();                                                     \
-  void normalize_##unit(ssmax::View<const float, 2> logits, ssmax::View<float, 2> out, \
-                        const ssmax::SSMax<float>& scaling);                           \
-  void attend_##unit(ssmax::View<const float, 4> q, ssmax::View<const float, 4> kv,    \
-                     ssmax::View<float, 4> out, ssmax::ThreadPool& pool, ssmax::Workspace& workspace)
+#define SSMAX_TEST_UNIT(unit)                                                                          \
+  UnitInterface describe_##unit();                                                                     \
+  void normalize_##unit(ssmax::View<const float, 2> logits, ssmax::View<float, 2> out,                 \
+                        const ssmax::SSMax<float>& scaling);                                           \
+  void attend_##unit(ssmax::View<const float, 4> q, ssmax::View<const float, 4> kv,                    \
+                     ssmax::View<float, 4> out, ssmax::ThreadPool& pool, ssmax::Workspace& workspace); \
+  void attend_cache_##unit(ssmax::View<const float, 4> q, ssmax::View<const float, 4> kv,              \
+                           ssmax::View<float, 4> out)
 
 SSMAX_TEST_UNIT(plain);
 SSMAX_TEST_UNIT(no_exceptions);

@@ -203,7 +203,7 @@ class ForwardPlan : public PlanState<A, AttentionArguments<A>> {
     build_call("Plan", options_, example.keys, call);
     call.facts.has_mask = has_mask;
     call.facts.is_example = true;
-    check_takes_no_state("Plan", call);
+    check_takes_no_state("Plan", example);
     if (is_over_source_) source_ = PlannedSource<A>(call.problem.keys);
     compiled::open_call(call, variant);
     options_.keys = {};
@@ -224,7 +224,7 @@ class ForwardPlan : public PlanState<A, AttentionArguments<A>> {
                   is_over_source_ ? "a source of keys" : "keys in views");
     }
     build_call("Plan", this->with_options(function, a), keys, call);
-    check_takes_no_state(function, call);
+    check_takes_no_state(function, a);
     check_is_whole(function, facts_of(a));
     Base::check_planned(function, "q", a.q, options_.q);
     if (is_over_source_) {
@@ -244,8 +244,8 @@ class ForwardPlan : public PlanState<A, AttentionArguments<A>> {
   }
 
  private:
-  static void check_takes_no_state(const char* function, const ForwardCall<A>& call) {
-    if (has_state(call.result.state)) fail_format("ssmax::%s: state is given, a plan takes out", function);
+  static void check_takes_no_state(const char* function, const AttentionArguments<A>& a) {
+    if (has_state(a.state)) fail_format("ssmax::%s: state is given, a plan takes out", function);
   }
 
   bool is_over_source_;
