@@ -220,4 +220,21 @@ TEST_CASE("finite differences: masks", "[attention][backward][gradcheck][slow]")
   }
 }
 
+// ---- Dropout ----------------------------------------------------------------------------------------------
+
+TEST_CASE("finite differences: dropout with a fixed seed",
+          "[attention][backward][gradcheck][dropout][slow]") {
+  for (const Shape& shape : shapes) {
+    for (const double p : {0.1, 0.5}) {
+      Model model(shape);
+      const ssmax::Dropout dropout{.p = p, .seed = 7, .offset = 3};
+      std::vector<Learnt> learnt = model.of_ssmax();
+      check(model, model.ssmax(), Causal{}, Identity{}, learnt, {.dropout = dropout});
+      learnt.push_back(model.of_alibi());
+      check(model, model.ssmax(), Causal{}, model.alibi() | Softcap(2), learnt,
+            {.sinks = model.sinks, .dropout = dropout});
+    }
+  }
+}
+
 }  // namespace attention_problem::backward_problem::attention_backward_gradcheck_test

@@ -139,6 +139,27 @@ TEMPLATE_TEST_CASE("logits of -inf", "[cross_entropy]", float, double, half, bfl
   });
 }
 
+TEMPLATE_TEST_CASE("an ignored row of -inf has gradient 0: pytorch/pytorch#11551", "[cross_entropy][reports]",
+                   float, double, half, bfloat16) {
+  using T = TestType;
+  for_each_target([](const std::string&) {
+    for (const index_t classes : {1, 3, 40, 5000}) {
+      INFO(classes << " classes");
+      Problem<T> problem(3, classes), rest(2, classes);
+      std::fill_n(problem.logits.begin() + classes, classes, narrow<T>(-inf));
+      problem.target(1) = ignored;
+      std::copy_n(problem.logits.begin(), classes, rest.logits.begin());
+      std::copy_n(problem.logits.begin() + 2 * classes, classes, rest.logits.begin() + classes);
+      rest.targets = {problem.target(0), problem.target(2)};
+      Result<T> expected = rest.run(Where::apart);
+      expected.gradient.insert(expected.gradient.begin() + classes, static_cast<std::size_t>(classes), T(0));
+      CHECK(problem.run(Where::apart) == expected);
+      CHECK(problem.run(Where::in_place) == expected);
+      CHECK(std::isfinite(expected.loss));
+    }
+  });
+}
+
 template <class T>
 void check_poison(double poison) {
   for_each_target([&](const std::string& name) {

@@ -207,6 +207,31 @@ TEST_CASE("label smoothing ignores rows as PyTorch does", "[cross_entropy]") {
   CHECK(result.count == 1);
 }
 
+/// The values of "cross_entropy of (1, 2, 3)" in cross_entropy_test.cpp.
+TEMPLATE_TEST_CASE("targets may be integers of any type", "[cross_entropy]", std::int32_t, std::int16_t,
+                   std::uint8_t, index_t) {
+  const std::vector<double> logits{1, 2, 3, 1, 2, 3, 5, 5, 5, 0, 0, 0};
+  const auto none = static_cast<TestType>(std::is_signed_v<TestType> ? ignored : 255);
+  const std::vector<TestType> targets{2, 0, 1, none};
+  std::vector<double> dlogits(12, nan);
+  const CrossEntropy answer =
+      cross_entropy<double>(View<const double, 2>(logits.data(), {4, 3}), targets,
+                            View<double, 2>(dlogits.data(), {4, 3}), {.ignored = static_cast<index_t>(none)});
+  CHECK(answer.count == 3);
+  CHECK(std::abs(answer.loss - (2 * 0.40760596444438013 + 2 + 1.0986122886681098) / 3) <= 1e-15);
+  const std::vector<double> expected{0.03001019105679349,
+                                     0.08157615701826589,
+                                     -0.1115863480750594,
+                                     -0.30332314227653984,
+                                     0.08157615701826589,
+                                     0.22174698525827394,
+                                     1.0 / 9,
+                                     -2.0 / 9,
+                                     1.0 / 9};
+  for (std::size_t i = 0; i < 9; ++i) CHECK(std::abs(dlogits[i] - expected[i]) <= 1e-15);
+  for (std::size_t i = 9; i < 12; ++i) CHECK(dlogits[i] == 0);
+}
+
 TEST_CASE("losses of rows without other terms keep loss and gradient", "[cross_entropy]") {
   Problem<float> problem(5, 33);
   problem.target(3) = ignored;

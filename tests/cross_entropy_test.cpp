@@ -209,7 +209,7 @@ TEMPLATE_TEST_CASE("ignored rows are not read, are not counted and get gradient 
   });
 }
 
-TEST_CASE("all rows ignored: loss 0 and gradient 0", "[cross_entropy]") {
+TEST_CASE("all rows ignored: loss 0 and gradient 0 (pytorch/pytorch#116349)", "[cross_entropy][reports]") {
   for (const index_t rows : {1, 4, 700}) {
     Problem<float> problem(rows, 33);
     problem.options.dloss = inf;

@@ -128,8 +128,10 @@ TEMPLATE_TEST_CASE("attention and its gradients with dropout", "[attention][drop
         check_near(call.gradients.dq, expected.dq, bound);
         check_near(call.gradients.dk, expected.dk, bound);
         check_near(call.gradients.dv, expected.dv, bound);
-        ssmax::ThreadPool threads(3);
-        CHECK(call == run(x, dropout, 1.5, Causal{}, threads));
+        for (const int threads : {2, 3, 4}) {
+          ssmax::ThreadPool pool(threads);
+          CHECK(call == run(x, dropout, 1.5, Causal{}, pool));
+        }
       });
     }
   }
@@ -185,8 +187,12 @@ TEMPLATE_TEST_CASE("dropout over a cache, in parts, and of a sequence alone",
 
     KvCache<T> cache({.batch = 2, .kv_heads = 2, .width = 16, .capacity = 300});
     cache.append(x.k_view(), x.v_view());
-    attention<C>(to({.q = x.q_view(), .keys = cache, .dropout = dropout}, cached), Causal{});
-    CHECK(whole == cached);
+    for (const int threads : {1, 2, 3, 4}) {
+      ssmax::ThreadPool pool(threads);
+      cached = Output<T>(shape);
+      attention<C>(to({.q = x.q_view(), .keys = cache, .dropout = dropout}, cached), Causal{}, pool);
+      CHECK(whole == cached);
+    }
 
     // One query at a time, as in decode, over a longer and longer cache.
     cache.truncate(0, 260), cache.truncate(1, 260);

@@ -51,4 +51,22 @@ TEST_CASE("values may be a view of the keys: latent attention", "[decode][latent
   compare<double>(3, 1, 40);
 }
 
+TEST_CASE("the scale of latent attention is that of the model: ollama/ollama#13893",
+          "[decode][latent][reports]") {
+  const auto check_queries = [](index_t queries) {
+    const Data<float> data = latent<float>(16, queries, 40);
+    const KvCache<float> cache = filled<float>(data);
+    for (const double channels : {192.0, 256.0}) {  // DeepSeek, GLM
+      INFO(channels);
+      const double scale = 1 / std::sqrt(channels);
+      const Expected<float> expected(data, {.scale = static_cast<Real>(scale)});
+      check(data, cache, expected, Softmax{}, Causal{}, Identity{}, {.scale = scale});
+      // The default is 1 / √576: another model.
+      CHECK(largest_error(run(data, cache).lse, expected.exact.lse) > 1e-3L);
+    }
+  };
+  check_queries(1);
+  check_queries(3);
+}
+
 }  // namespace decode_problem::latent_attention_test

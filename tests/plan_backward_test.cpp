@@ -92,6 +92,32 @@ TEST_CASE("a plan of the backward is bit-identical to attention_backward and use
   check<float>({4, 4, 2, 300, 600, 8, 8}, {.sinks = sinks, .lengths = SequenceLengths::padded(queries, keys)},
                none);
   check<float>({1, 4, 2, 320, 320, 8, 8}, {.lengths = SequenceLengths::packed(packed)}, none, true);
+  const std::vector<std::uint64_t> seeds{5, 1, 4, 2};
+  const Shape some{4, 4, 2, 70, 150, 8, 8};
+  check<float>(some, {.sinks = sinks, .dropout = {.p = 0.1, .offset = 3, .seeds = seeds}}, none);
+  check<bfloat16>(some, {.dropout = {.p = 0.5, .seed = 7}}, none);
+}
+
+TEST_CASE("a call of a plan of the backward may have another dropout than the plan",
+          "[attention][backward][plan][dropout]") {
+  const Problem<float> problem({2, 4, 2, 5, 30, 8, 5});
+  const AttentionOptions<float> options{.dropout = {.p = 0.5, .seed = 9}};
+  const Output<float> output = run<float>(problem, Softmax{}, Causal{}, options);
+  const Result<float> expected = backward(problem, output, Softmax{}, Causal{}, Identity{}, options);
+  Result<float> result(problem);
+  BackwardArguments<float> a = backward_arguments_of(problem, output);
+  const AttentionGradients<float> gradients = gradients_to(problem, result);
+  const auto plan_of = [&](const Dropout& dropout) {
+    a.dropout = dropout;
+    return BackwardPlan(a, gradients, 1, Causal{});
+  };
+  const BackwardPlan plan = plan_of({.p = 0.1, .seed = 3}), without = plan_of({});
+  a.dropout = options.dropout;
+  const GuardedMemory memory(plan.bytes());
+  plan.bind(a, gradients).run(memory.span());
+  CHECK(result == expected);
+  check_refused({"ssmax::BackwardPlan::bind: dropout.p is 0.5, the plan was made without dropout"},
+                [&] { std::ignore = without.bind(a, gradients); });
 }
 
 TEST_CASE("a plan of the backward refuses calls that do not fit", "[attention][backward][plan][errors]") {

@@ -25,9 +25,16 @@ struct HeldRows {
     }
   }
   index_t elements() const { return std::ssize(numbers) / (heads * keys); }
-  View<const X, 4> rows() const { return {numbers.data(), {1, heads, keys, elements()}}; }
-  View<const float, 3> scales() const {
-    return factors.empty() ? View<const float, 3>{} : View<const float, 3>(factors.data(), {1, heads, keys});
+  View<const X, 4> rows() const { return rows(0, keys, 1); }
+  /// Rows [first, first + count) for each of `batch` sequences.
+  View<const X, 4> rows(index_t first, index_t count, index_t batch) const {
+    const index_t n = elements();
+    return {numbers.data() + first * n, {batch, heads, count, n}, {0, keys * n, n, 1}};
+  }
+  View<const float, 3> scales() const { return scales(0, keys, 1); }
+  View<const float, 3> scales(index_t first, index_t count, index_t batch) const {
+    if (factors.empty()) return {};
+    return {factors.data() + first, {batch, heads, count}, {0, keys, 1}};
   }
   View<const X, 3> tokens() const {
     return {numbers.data(), {keys, heads, elements()}, {elements(), keys * elements(), 1}};
@@ -38,7 +45,8 @@ struct HeldRows {
   }
 };
 
-TEMPLATE_TEST_CASE("append copies quantized rows", "[decode][eight_bit][q8_0]", Int8, Fp8E4M3, Q8_0) {
+TEMPLATE_TEST_CASE("append copies quantized rows", "[decode][eight_bit][q8_0]", Int8, Fp8E4M3, Fp8E5M2,
+                   Q8_0) {
   using X = TestType;
   const Data<float> data({4, 2, 3, 64, 32, {37}});
   const KvCache<X> cache = filled<X>(data);
@@ -52,6 +60,32 @@ TEMPLATE_TEST_CASE("append copies quantized rows", "[decode][eight_bit][q8_0]", 
   const std::vector<index_t> ids{paged.add()};
   paged.append(k.tokens(), v.tokens(), std::vector<index_t>(37, ids[0]), k.token_scales(), v.token_scales());
   check_source(data, cache, paged.source(ids));
+}
+
+TEMPLATE_TEST_CASE("append copies quantized rows by counts, and over the oldest rows of a ring",
+                   "[decode][eight_bit][q8_0]", Int8, Fp8E4M3, Fp8E5M2, Q8_0) {
+  using X = TestType;
+  const Data<float> data({4, 2, 3, 64, 32, {37, 20}});
+  const KvCache<X> cache = filled<X>(data);
+  KvCache<X> copy(options_of(data.shape));
+  for (const index_t b : {0, 1}) {
+    const HeldRows<X> k(cache, b, false), v(cache, b, true);
+    const std::vector<int> counts{b == 0 ? 37 : 0, b == 0 ? 0 : 20};
+    copy.append(k.rows(0, k.keys, 2), v.rows(0, k.keys, 2), k.scales(0, k.keys, 2), v.scales(0, k.keys, 2),
+                counts);
+  }
+  check_source(data, cache, copy);
+
+  const Data<float> one({4, 2, 3, 64, 32, {37}});
+  const KvCache<X> whole = filled<X>(one), ring = filled<X>(one, nullptr, 24, true);
+  const HeldRows<X> k(whole, 0, false), v(whole, 0, true);
+  KvCache<X> ring_copy(options_of(one.shape, 24, true));
+  for (const auto& [first, count] : {std::pair<index_t, index_t>{0, 17}, {17, 20}}) {
+    ring_copy.append(k.rows(first, count, 1), v.rows(first, count, 1), k.scales(first, count, 1),
+                     v.scales(first, count, 1));
+  }
+  CHECK(ring_copy.stored(0).begin == 13);
+  check_source(one, ring, ring_copy, ssmax::SlidingWindow{21});
 }
 
 TEST_CASE("keys of 8 bits with factors and values of float", "[decode][eight_bit]") {

@@ -1,6 +1,7 @@
-// Small inputs of public reports about masks, sinks and ALiBi, with the values that float64 gives. Each test names its
-// reports.
+// Small inputs of public reports about masks, sinks, ALiBi and numbers of 8 and 16 bits, with the values that float64
+// gives. Each test names its reports.
 
+#include <bit>
 #include <numeric>
 
 #include "target_scope.hpp"
@@ -119,6 +120,43 @@ TEST_CASE("rows with one finite logit: torch-mojo-backend#319, deepmodeling/deep
   softmax(View<const float, 1>(z), View<float, 1>(p), Softmax{}, KeyLengths{lengths});
   log_softmax(View<const float, 1>(z), View<float, 1>(log_p), Softmax{}, KeyLengths{lengths});
   CHECK((p[0] == 1 && p[1] == 0 && log_p[0] == 0 && log_p[1] == -infinity));
+}
+
+TEST_CASE("roundings to e4m3: sgl-project/sglang#40581, jax-ml/ml_dtypes#400", "[eight_bit][reports]") {
+  const std::vector<float> in{272, 300, 304, 464, 465, 1000, 0x1p-10F, 0x1.8p-9F, -304, -1000},
+      expected{256, 288, 320, 448, 448, 448, 0, 0x1p-8F, -320, -448};
+  std::vector<Fp8E4M3> codes(in.size() + 2);
+  for_each_target([&](const std::string&) {
+    StorageTraits<Fp8E4M3>::store(in.data(), std::ssize(in), codes.data());
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      INFO(in[i]);
+      CHECK(static_cast<float>(codes[i]) == expected[i]);
+      CHECK(static_cast<float>(Fp8E4M3(in[i])) == expected[i]);
+    }
+    const std::vector<float> infinite{infinity, -infinity};
+    StorageTraits<Fp8E4M3>::store(infinite.data(), 2, codes.data());
+    for (const Fp8E4M3 code : {codes[0], codes[1], Fp8E4M3(infinity), Fp8E4M3(-infinity)})
+      CHECK(std::isnan(static_cast<float>(code)));
+    for (const auto nan : {std::uint8_t{0x7F}, std::uint8_t{0xFF}})
+      CHECK(std::isnan(static_cast<float>(std::bit_cast<Fp8E4M3>(nan))));
+  });
+}
+
+TEST_CASE("a multiplier of a large half query does not overflow: PriorLabs/TabPFN#1275",
+          "[attention][reports]") {
+  const std::vector<half> q{half(1e4F)}, k{half(1.0F), half(0.5F)}, v{half(3.0F), half(5.0F)};
+  std::vector<half> out(1);
+  std::vector<float> lse(1);
+  for_each_target([&](const std::string&) {
+    attention({.q = View<const half, 4>(q.data(), {1, 1, 1, 1}),
+               .k = View<const half, 4>(k.data(), {1, 1, 2, 1}),
+               .v = View<const half, 4>(v.data(), {1, 1, 2, 1}),
+               .out = View<half, 4>(out.data(), {1, 1, 1, 1}),
+               .lse = {lse.data(), {1, 1, 1}}},
+              Constant{8});
+    CHECK(static_cast<float>(out[0]) == 3);
+    CHECK(lse[0] == 80'000);
+  });
 }
 
 }  // namespace reported_masks_test

@@ -125,4 +125,31 @@ TEST_CASE("calls outside of the tables or with views that do not fit throw befor
   CHECK(std::ranges::all_of(storage, [](float value) { return value == sentinel; }));
 }
 
+TEST_CASE(
+    "position -1 and positions beyond the table: microsoft/onnxruntime#28277, microsoft/onnxruntime#27597",
+    "[rope][errors][reports]") {
+  const Rope<float> rope({.width = 4}, 8);
+  std::vector<float> x(8, 1), out(8, -77);
+  const View<const float, 2> in(x.data(), {2, 4});
+  const View<float, 2> to(out.data(), {2, 4});
+  for (const index_t position : {index_t{-1}, index_t{8}, index_t{1} << 31}) {
+    const std::vector<index_t> positions{7, position};
+    check_refused({"ssmax::rope", std::to_string(position)},
+                  [&] { ssmax::rope<float>(in, to, rope, std::span<const index_t>(positions)); });
+    // The first of two rows, or the second one, is outside.
+    const index_t start = position == 8 ? 7 : position;
+    check_refused({"ssmax::rope"}, [&] { ssmax::rope<float>(in, to, rope, start); });
+    check_refused({"ssmax::attention", "rope"}, [&] {
+      const View<const float, 4> rows(x.data(), {1, 1, 2, 4});
+      attention({.q = rows,
+                 .k = rows,
+                 .v = rows,
+                 .out = {out.data(), {1, 1, 2, 4}},
+                 .rope = &rope,
+                 .key_position = start});
+    });
+  }
+  CHECK(out == std::vector<float>(8, -77));
+}
+
 }  // namespace rope_errors_test

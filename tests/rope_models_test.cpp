@@ -2,6 +2,7 @@
 // attention factor, rows, and attention over views and caches with its backward.
 
 #include <numbers>
+#include <optional>
 
 #include "reference_attention.hpp"
 #include "rope_turns.hpp"
@@ -24,6 +25,7 @@ struct Model {
   std::vector<Real> omega;          // [pair]
   Real factor;                      // of cos and sin
   std::vector<index_t> axes{};      // [pair], or empty: the position of a token is its index
+  double all_dim = 0;               // mscale_all_dim of DeepSeek, which changes the scale of logits
 
   template <class T>
   Rope<T> rope(index_t tokens) const {
@@ -35,6 +37,16 @@ struct Model {
       for (index_t token = 0; token < tokens; ++token) positions.push_back(position(token, axis));
     }
     return Rope<T>(with_frequencies, View<const index_t, 2>(positions.data(), {3, tokens}), axes);
+  }
+  /// Returns the scale of a call, or nothing for 1/√channels. DeepSeek multiplies whole logits by g(a)².
+  std::optional<double> scale() const {
+    if (all_dim == 0) return {};
+    const double g = yarn_mscale(40, all_dim);
+    return g * g / std::sqrt(192.0);
+  }
+  Real exact_scale() const {
+    const Real g = Real(all_dim) / 10 * std::log(Real(40)) + 1;
+    return all_dim == 0 ? 1 / std::sqrt(static_cast<Real>(channels)) : g * g / std::sqrt(Real(192));
   }
   /// Two tokens of text, then an image of rows of three patches: time, row and column.
   static index_t position(index_t token, index_t axis) {
@@ -120,7 +132,12 @@ std::vector<Model> models() {
                   .first_channel = 512},
                  {},
                  yarn(64, 10'000, 40, 4096, 1, 32, true),
+                 1,
+                 {},
                  1});
+  all.push_back(all.back());
+  all.back().name = "DeepSeek V2-Lite, latent attention";
+  all.back().all_dim = 0.707;
   std::vector<double> divided = rope_frequencies({.width = 96});
   for (std::size_t i = 0; i < divided.size(); ++i) divided[i] /= long_factor(i);
   all.push_back({"Phi-3, LongRoPE",
@@ -297,7 +314,7 @@ struct Call {
     reference::Inputs<Real> inputs{rotate(q, queries),     rotate(k, keys), {v.begin(), v.end()},
                                    {1, heads, queries, d}, {1, 1, keys, d}, {1, 1, keys, value_width}};
     const reference::Definition definition{
-        1 / std::sqrt(static_cast<Real>(d)),
+        model.exact_scale(),
         {{1, heads, queries, keys}, [](const Query& query, index_t key) { return key <= query.position(); }},
         {},
         [](const Query&, index_t) { return 1; },
@@ -346,6 +363,7 @@ TEMPLATE_TEST_CASE("attention rotates as models do, over views and caches, and b
                     .v = call.v_view(),
                     .out = call.out_view(),
                     .lse = call.lse_view(),
+                    .scale = model.scale(),
                     .rope = &call.rope},
                    Causal{});
       std::vector<T> dq(call.q.size()), dk(call.k.size()), dv(call.v.size());
@@ -354,6 +372,7 @@ TEMPLATE_TEST_CASE("attention rotates as models do, over views and caches, and b
                              .v = call.v_view(),
                              .out = call.out_view(),
                              .lse = call.lse_view(),
+                             .scale = model.scale(),
                              .rope = &call.rope},
                             {.dout = View<const T, 4>(call.dout.data(), {1, Call<T>::heads, Call<T>::queries,
                                                                          Call<T>::value_width}),
@@ -372,6 +391,7 @@ TEMPLATE_TEST_CASE("attention rotates as models do, over views and caches, and b
                     .keys = cache,
                     .out = call.out_view(),
                     .lse = call.lse_view(),
+                    .scale = model.scale(),
                     .rope = &call.rope},
                    Causal{});
       call.check_forward();
@@ -386,6 +406,7 @@ TEMPLATE_TEST_CASE("attention rotates as models do, over views and caches, and b
                     .keys = paged.source(ids),
                     .out = call.out_view(),
                     .lse = call.lse_view(),
+                    .scale = model.scale(),
                     .rope = &call.rope},
                    Causal{});
       call.check_forward();

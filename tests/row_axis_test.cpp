@@ -11,8 +11,9 @@ namespace row_axis_test {
 using namespace ssmax;
 using row_calls::Layout;
 
-TEMPLATE_TEST_CASE("rows along any dimension are bit-identical to the transposed copy", "[softmax][rows]",
-                   float, double, bfloat16) {
+TEMPLATE_TEST_CASE(
+    "rows along any dimension are bit-identical to the transposed copy: ROCm/rocm-libraries#11387",
+    "[softmax][rows][reports]", float, double, bfloat16) {
   using T = TestType;
   for_each_target([](const std::string& target) {
     for (const std::array<index_t, 4>& extents : std::vector<std::array<index_t, 4>>{{1, 1, 1, 1},

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstdlib>
 #include <ssmax/detail/attention/terms/any_executor.hpp>
 #include <ssmax/ssmax.hpp>
@@ -81,8 +82,8 @@ struct Learnt {
 template <class T>
 struct Results {
   using C = ssmax::detail::ComputeType<T>;
-  std::vector<T> y, log_y, sparse, dz, log_dz;
-  std::vector<C> lse, ds, db;
+  std::vector<T> y, log_y, sparse, entmax, dz, log_dz, sparse_dz, entmax_dz;
+  std::vector<C> lse, ds, db, sparse_ds, sparse_db;
 };
 
 /// Returns the scaling whose gradients are added to the results.
@@ -127,9 +128,9 @@ struct Problem {
   template <class S, class M>
   Results<T> computed(const S& scaling, const M& mask, const AnyExecutor& executor) const {
     const std::vector<T> empty(out.size(), T(7));
-    Results<T> r{empty, empty, empty, empty, empty, std::vector<C>(rows.size()), {}, {}};
-    r.ds.resize(static_cast<std::size_t>(heads()));
-    r.db = r.ds;
+    const std::vector<C> zeros(static_cast<std::size_t>(heads()));
+    Results<T> r{empty, empty, empty, empty, empty, empty, empty, empty, std::vector<C>(rows.size()),
+                 zeros, zeros, zeros, zeros};
     softmax(in.of(z), out.of(r.y), scaling, mask, executor);
     log_softmax(in.of(z), out.of(r.log_y), scaling, mask, executor);
     sparsemax(in.of(z), out.of(r.sparse), scaling, mask, executor);
@@ -139,6 +140,14 @@ struct Problem {
                               executor);
     log_softmax_backward<T, Rank>({read(r.log_y), in.of(dout), in.of(z), out.of(r.log_dz)},
                                   learning(scaling, r), mask, executor);
+    if constexpr (std::same_as<S, SSMax<C>>) {  // one scaling: fewer functions to compile
+      const auto sparse = scaling.gradient(r.sparse_ds, r.sparse_db);
+      entmax15(in.of(z), out.of(r.entmax), scaling, mask, executor);
+      sparsemax_backward<T, Rank>({read(r.sparse), in.of(dout), in.of(z), out.of(r.sparse_dz)}, sparse, mask,
+                                  executor);
+      entmax15_backward<T, Rank>({read(r.entmax), in.of(dout), in.of(z), out.of(r.entmax_dz)}, sparse, mask,
+                                 executor);
+    }
     return r;
   }
   template <class S, class M>
@@ -158,11 +167,16 @@ void check_same(const Results<T>& expected, const Layout<Rank>& from, const Resu
   CHECK(same(expected.y, results.y));
   CHECK(same(expected.log_y, results.log_y));
   CHECK(same(expected.sparse, results.sparse));
+  CHECK(same(expected.entmax, results.entmax));
   CHECK(same(expected.dz, results.dz));
   CHECK(same(expected.log_dz, results.log_dz));
+  CHECK(same(expected.sparse_dz, results.sparse_dz));
+  CHECK(same(expected.entmax_dz, results.entmax_dz));
   CHECK(same_bits(expected.lse, results.lse));
   CHECK(same_bits(expected.ds, results.ds));
   CHECK(same_bits(expected.db, results.db));
+  CHECK(same_bits(expected.sparse_ds, results.sparse_ds));
+  CHECK(same_bits(expected.sparse_db, results.sparse_db));
 }
 
 /// Checks that the results are bit-identical for every executor.

@@ -4,9 +4,13 @@
 #include "attention_problem.hpp"
 #include "guarded_memory.hpp"
 #include "refusal.hpp"
+#include "sequence_lengths_problem.hpp"
 #include "test.hpp"
 
 namespace attention_problem::row_statistics_test {
+
+using sequence_lengths_problem::Sequences;
+using sequence_lengths_problem::Tensor;
 
 const auto at = [](auto& numbers, index_t i) -> auto& { return numbers[static_cast<std::size_t>(i)]; };
 
@@ -111,6 +115,7 @@ std::vector<Case<T>> cases_of(const std::vector<Compute<T>>& sinks) {
                              make<T>("scattered keys, scaled sinks", Constant{-0.5},
                                      Causal{} & Where(scattered), {.sinks = sinks, .scaled_sinks = true}),
                              make<T>("large logits", Constant{1e6}, Full{}),
+                             make<T>("batch_invariant", Softmax{}, Causal{}, {.batch_invariant = true}),
                              make<T>("softcap", Constant{-1.5}, Full{}, {}, Softcap(3))};
   cases.back().score = [](Real z) { return 3 * std::tanh(z / 3); };
   return cases;
@@ -143,6 +148,16 @@ Row row_of(const Problem<T>& x, const Case<T>& some, const Query& query) {
   return result;
 }
 
+/// Calls f(query) for each query.
+template <class T, class F>
+void for_each_query(const Problem<T>& x, const F& f) {
+  for (Query query{0, 0, 0, x.query_shape()}; query.batch < x.shape.batch; ++query.batch) {
+    for (query.head = 0; query.head < x.shape.heads; ++query.head) {
+      for (query.index = 0; query.index < x.shape.queries; ++query.index) f(std::as_const(query));
+    }
+  }
+}
+
 template <class T>
 void check_rows(const Problem<T>& x, const Case<T>& some, const Call<T>& call) {
   const Shape& s = x.shape;
@@ -153,22 +168,19 @@ void check_rows(const Problem<T>& x, const Case<T>& some, const Call<T>& call) {
   };
   Real worst[4] = {};
   index_t row = 0;
-  for (Query query{0, 0, 0, x.query_shape()}; query.batch < s.batch; ++query.batch) {
-    for (query.head = 0; query.head < s.heads; ++query.head) {
-      for (query.index = 0; query.index < s.queries; ++query.index, ++row) {
-        const Row exact = row_of(x, some, query);
-        const auto [squares, entropy] = exact.squares_and_entropy();
-        const Real of_logit = static_cast<Real>(s.d + 6) * epsilon * exact.products,
-                   of_weight = 2 * std::abs(exact.c) * of_logit + 16 * epsilon +
-                               (is_bf16 ? rounded_weights : Real(0));
-        const bool near[4] = {is_near(at(call.largest, row), exact.largest(), of_logit),
-                              is_near(at(call.smallest, row), exact.smallest(), of_logit),
-                              is_near(at(call.squares, row), squares, 2 * of_weight * squares),
-                              is_near(at(call.entropy, row), entropy, of_weight * (2 + 2 * entropy))};
-        for (int i = 0; i < 4; ++i) worst[i] += near[i] ? 0 : 1;
-      }
-    }
-  }
+  for_each_query(x, [&](const Query& query) {
+    const Row exact = row_of(x, some, query);
+    const auto [squares, entropy] = exact.squares_and_entropy();
+    const Real of_logit = static_cast<Real>(s.d + 6) * epsilon * exact.products,
+               of_weight =
+                   2 * std::abs(exact.c) * of_logit + 16 * epsilon + (is_bf16 ? rounded_weights : Real(0));
+    const bool near[4] = {is_near(at(call.largest, row), exact.largest(), of_logit),
+                          is_near(at(call.smallest, row), exact.smallest(), of_logit),
+                          is_near(at(call.squares, row), squares, 2 * of_weight * squares),
+                          is_near(at(call.entropy, row), entropy, of_weight * (2 + 2 * entropy))};
+    for (int i = 0; i < 4; ++i) worst[i] += near[i] ? 0 : 1;
+    ++row;
+  });
   CHECK(worst[0] == 0);
   CHECK(worst[1] == 0);
   CHECK(worst[2] == 0);
@@ -228,32 +240,92 @@ TEMPLATE_TEST_CASE("statistics of a cut prompt, over a cache, of a plan and with
     const Call<T> whole = run_with(x, Softmax{}, Causal{});
     CHECK(whole.same_statistics(run_with(x, Softmax{}, Causal{}, {.dropout = {.p = 0.5, .seed = 1}})));
 
-    Call<T> cut(shape), planned(shape);
     KvCache<T> cache({.batch = 2, .kv_heads = 2, .width = 16, .capacity = 1200});
-    cache.append(part(x.k_view(), 0, 1050), part(x.v_view(), 0, 1050));
-    for (const auto& [first, count] : {std::pair<index_t, index_t>{0, 9}, {9, 124}, {133, 17}}) {
-      cache.append(part(x.k_view(), 1050 + first, count), part(x.v_view(), 1050 + first, count));
+    const auto cut_into = [&](const std::vector<index_t>& counts, bool batch_invariant) {
+      Call<T> cut(shape);
       const RowStatistics<C> all = cut.statistics();
-      attention<C>({.q = part(x.q_view(), first, count),
-                    .keys = cache,
-                    .out = part(cut.output.out_view(), first, count),
-                    .lse = part(cut.output.lse_view(), first, count),
-                    .statistics = {part(all.largest, first, count), part(all.smallest, first, count),
-                                   part(all.sum_of_squares, first, count), part(all.entropy, first, count)}},
-                   Causal{});
-    }
-    CHECK(whole == cut);
+      cache.clear();
+      cache.append(part(x.k_view(), 0, 1050), part(x.v_view(), 0, 1050));
+      index_t first = 0;
+      for (const index_t count : counts) {
+        cache.append(part(x.k_view(), 1050 + first, count), part(x.v_view(), 1050 + first, count));
+        attention<C>(
+            {.q = part(x.q_view(), first, count),
+             .keys = cache,
+             .out = part(cut.output.out_view(), first, count),
+             .lse = part(cut.output.lse_view(), first, count),
+             .batch_invariant = batch_invariant,
+             .statistics = {part(all.largest, first, count), part(all.smallest, first, count),
+                            part(all.sum_of_squares, first, count), part(all.entropy, first, count)}},
+            Causal{});
+        first += count;
+      }
+      return cut;
+    };
+    CHECK(whole == cut_into({9, 124, 17}, false));
+    const Call<T> invariant = run_with(x, Softmax{}, Causal{}, {.batch_invariant = true});
+    CHECK(invariant == cut_into({1, 2, 17, 1, 129}, true));
 
-    AttentionArguments<C> a = arguments_of(x, planned.output);
+    Call<T> planned(shape), over_cache(shape);
+    AttentionArguments<C> a = arguments_of(x, planned.output),
+                          over_source = arguments_of(x, over_cache.output);
     a.statistics = planned.statistics();
-    const Plan plan(a, 2, Causal{});
-    const GuardedMemory memory(plan.bytes());
+    over_source.k = {}, over_source.v = {};
+    over_source.keys = cache;
+    over_source.statistics = over_cache.statistics();
+    const Plan plan(a, 2, Causal{}), plan_of_source(over_source, 2, Causal{});
+    const GuardedMemory memory(std::max(plan.bytes(), plan_of_source.bytes()));
     plan.run(a, memory.span(), Softmax{});
     CHECK(whole == planned);
+    plan_of_source.run(over_source, memory.span(), Softmax{});
+    CHECK(whole == over_cache);
     const Plan without(arguments_of(x, planned.output), 1, Causal{});
     check_refused({"statistics are given, the plan was made without"},
                   [&] { without.run(a, memory.span(), Softmax{}); });
   });
+}
+
+/// Packed and padded sequences, of every path. The statistics of a sequence are bit-identical to a call with this
+/// sequence alone.
+TEMPLATE_TEST_CASE("statistics of sequences of different lengths", "[attention][lengths][bfloat16]", float,
+                   bfloat16) {
+  using T = TestType;
+  using C = Compute<T>;
+  for (const bool is_packed : {true, false}) {
+    const Sequences sequences({1, 7, 40, 0, 3, 130, 2}, {300, 7, 40, 5, 1100, 200, 1}, is_packed);
+    const auto q = Tensor<T>::random(sequences, true, 4, 16, 1),
+               k = Tensor<T>::random(sequences, false, 2, 16, 100),
+               v = Tensor<T>::random(sequences, false, 2, 8, 200);
+    for_each_target_of<T>([&](const std::string& target) {
+      INFO(target << ", packed " << is_packed);
+      Tensor<T> out(sequences, true, 4, 8);
+      const Tensor<C> numbers(sequences, true, 4, 1);
+      std::array<Tensor<C>, 4> alone{numbers, numbers, numbers, numbers};
+      for (index_t b = 0; b < sequences.count(); ++b) {
+        attention<C>({.q = q.alone(b),
+                      .k = k.alone(b),
+                      .v = v.alone(b),
+                      .out = out.alone(b),
+                      .statistics = {alone[0].numbers_alone(b), alone[1].numbers_alone(b),
+                                     alone[2].numbers_alone(b), alone[3].numbers_alone(b)}},
+                     SSMax<C>{C(0.4)}, Causal{});
+      }
+      const auto check = [&](auto&& executor) {
+        std::array<Tensor<C>, 4> together{numbers, numbers, numbers, numbers};
+        attention<C>({.q = q.view(),
+                      .k = k.view(),
+                      .v = v.view(),
+                      .out = out.view(),
+                      .statistics = {together[0].numbers(), together[1].numbers(), together[2].numbers(),
+                                     together[3].numbers()},
+                      .lengths = sequences.lengths()},
+                     SSMax<C>{C(0.4)}, Causal{}, executor);
+        CHECK(together == alone);
+      };
+      check(Serial{});
+      check(ThreadPool(3));
+    });
+  }
 }
 
 /// One query per sequence over a cache: sequences of different lengths, and lists of neighbours.
@@ -327,6 +399,104 @@ TEMPLATE_TEST_CASE("statistics of large logits that are close to each other", "[
       check(call.smallest, static_cast<Real>(base));
       check(call.squares, squares);
       check(call.entropy, entropy);
+    });
+  }
+}
+
+/// Integers from -3 to 3, whose products with each other are exact.
+template <class T>
+Problem<T> integers(const Shape& shape) {
+  Problem<T> x(shape);
+  for (auto* numbers : {&x.q, &x.k}) {
+    for (std::size_t i = 0; i < numbers->size(); ++i)
+      (*numbers)[i] = T(static_cast<float>((i * 7919 / 13 + i * i * 31) % 7) - 3.0F);
+  }
+  return x;
+}
+
+/// A score function whose results are exact.
+struct Halved {
+  template <class T>
+  T operator()(T z, const Key&) const {
+    return z / 2 + 1;
+  }
+  template <class T>
+  T derivative(T, const Key&) const {
+    return T(0.5);
+  }
+};
+
+/// With c·log2(e) a power of two, c·log2(e)·z is exact, so that `largest` and `smallest` are logits bit for bit.
+TEMPLATE_TEST_CASE("the largest logit is exact where c·log2(e) is a power of two", "[attention][bfloat16]",
+                   float, double, bfloat16) {
+  using T = TestType;
+  for (const Shape& shape : shapes) {
+    const Problem<T> x = integers<T>(shape);
+    std::vector<Real> products;  // q·k, [query][key]
+    for_each_query(x, [&](const Query& query) {
+      for (const Real z : row_of(x, make<T>("", Softmax{}, Full{}), query).z)
+        products.push_back(std::rint(z * std::sqrt(static_cast<Real>(shape.d))));
+    });
+    const auto check = [&](double c, double scale, const auto& mask, const auto& score) {
+      const Case<T> some = make<T>("", Constant{c}, mask, {.scale = scale}, score);
+      std::vector<Compute<T>> largest, smallest;
+      auto product = products.begin();
+      for_each_query(x, [&](const Query& query) {
+        Row row;
+        for (index_t key = 0; key < shape.keys; ++key, ++product) {
+          if (some.sees(query, key)) row.z.push_back(*product * static_cast<Real>(scale));
+        }
+        if constexpr (std::same_as<decltype(score), const Halved&>) {
+          for (Real& z : row.z) z = z / 2 + 1;
+        }
+        largest.push_back(static_cast<Compute<T>>(row.largest()));
+        smallest.push_back(static_cast<Compute<T>>(row.smallest()));
+      });
+      for_each_target_of<T>([&](const std::string& target) {
+        INFO(target << ", " << name_of(shape) << ", c " << c << ", scale " << scale);
+        const Call<T> call = some.run(x, 1);
+        CHECK(call.largest == largest);
+        CHECK(call.smallest == smallest);
+        CHECK(call == some.run(x, 2));
+      });
+    };
+    constexpr double unit = std::numbers::ln2;  // unit·log2(e) is 1 in double
+    check(unit, 0.25, Causal{}, Identity{});
+    check(-unit / 8, 1, Full{}, Identity{});
+    check(4 * unit, 0.5, Causal{} & Where(scattered), Identity{});
+    check(unit, 0.25, Causal{}, Halved{});
+  }
+}
+
+/// With any other c, c·log2(e)·z is rounded. A call in which only the key with the largest logit is visible returns
+/// the same `largest`.
+TEMPLATE_TEST_CASE("the largest logit is bit-identical to a call with its key alone", "[attention][bfloat16]",
+                   float, double, bfloat16) {
+  using T = TestType;
+  for (const Shape& shape : shapes) {
+    const Problem<T> x(shape);
+    const Case<T> all = make<T>("", Softmax{}, Full{});
+    std::vector<index_t> best, worst;
+    for_each_query(x, [&](const Query& query) {
+      const std::vector<Real> z = row_of(x, all, query).z;
+      best.push_back(std::ranges::max_element(z) - z.begin());
+      worst.push_back(std::ranges::min_element(z) - z.begin());
+    });
+    using Sees = std::function<bool(const Query&, index_t)>;
+    const auto only = [&](const std::vector<index_t>& keys) {
+      return Where(Sees([&](const Query& query, index_t key) {
+        const index_t row = (query.batch * shape.heads + query.head) * shape.queries + query.index;
+        return key == keys[static_cast<std::size_t>(row)];
+      }));
+    };
+    for_each_target_of<T>([&](const std::string& target) {
+      INFO(target << ", " << name_of(shape));
+      for (const double c : {1.0, -0.3}) {
+        const Call<T> call =
+            run_with(x, Constant{c}, Where(Sees([](const Query&, index_t) { return true; })));
+        CHECK(same_bits(call.largest, run_with(x, Constant{c}, only(best)).largest));
+        CHECK(same_bits(call.smallest, run_with(x, Constant{c}, only(worst)).smallest));
+      }
     });
   }
 }

@@ -1,5 +1,5 @@
-// Softmax of short rows that see different keys, which are computed several at a time: against long double,
-// and with the same bits whatever the other rows hold.
+// Softmax of short rows under a causal mask, which are computed several at a time: against long double, and with the
+// same bits whatever the other rows hold.
 
 #include "reference.hpp"
 #include "same_bits.hpp"
@@ -7,7 +7,7 @@
 #include "test.hpp"
 #include "test_executors.hpp"
 
-namespace ragged_rows_test {
+namespace causal_short_rows_test {
 
 using namespace ssmax;
 using reference::Real;
@@ -101,7 +101,7 @@ TEST_CASE("special values in a causal short row do not affect the other rows", "
   });
 }
 
-TEST_CASE("ragged rows have the same bits in place and for every division among threads", "[softmax]") {
+TEST_CASE("causal short rows have the same bits in place and for every division among threads", "[softmax]") {
   for_each_target([&](const std::string& target) {
     for (const index_t n : {5, 16, 70, 200, 300}) {
       const std::array<index_t, 4> shape{1, heads, n, n};
@@ -120,4 +120,4 @@ TEST_CASE("ragged rows have the same bits in place and for every division among 
   });
 }
 
-}  // namespace ragged_rows_test
+}  // namespace causal_short_rows_test
