@@ -158,7 +158,7 @@ requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const La
   const detail::VariantOf<A, decltype(given)> variant(given.scaling, given.mask, given.score);
   const detail::AttentionOverRanks<A> call{"mpi::attention", comm, layout, a, variant, given.executor};
   const auto cache = a.keys.is_given() ? a.keys.refer() : shared::AnyKeys<A>();
-  const detail::ChunkOfKeys<A> none{cache, length, 0, {}};
+  const detail::ChunkOfKeys<A> none{cache, length, 0, {0, length}};
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
   shared::Problem<A> problem{};
   std::int64_t fingerprint = 0;
