@@ -76,9 +76,10 @@
 /// varies with the query. The two ranks are the rank that computes the query and the rank before it.
 ///
 /// A call over a cache compares all of the above, for its queries, on every rank. The ranks do not compare the score of
-/// other logits and keys (most of a Bias). With `sees`, they do not compare a rank's policies for queries that neither
-/// this rank nor the next rank computes. The result does not depend on these policies. Two storage types of one kind
-/// and size, such as half and a 16-bit type of your own, count as the same type. A single rank skips the comparison.
+/// other logits and keys (most of a Bias). They do not compare the positions of a Rope on several axes. With `sees`,
+/// they do not compare a rank's policies for queries that neither this rank nor the next rank computes. The result does
+/// not depend on these policies. Two storage types of one kind and size, such as half and a 16-bit type of your own,
+/// count as the same type. A single rank skips the comparison.
 ///
 /// **Errors on one rank**
 ///
@@ -157,7 +158,7 @@ requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const La
   const detail::VariantOf<A, decltype(given)> variant(given.scaling, given.mask, given.score);
   const detail::AttentionOverRanks<A> call{"mpi::attention", comm, layout, a, variant, given.executor};
   const auto cache = a.keys.is_given() ? a.keys.refer() : shared::AnyKeys<A>();
-  const detail::ChunkOfKeys<A> none{cache, length, 0, {}};
+  const detail::ChunkOfKeys<A> none{cache, length, 0, {0, length}};
   const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
   shared::Problem<A> problem{};
   std::int64_t fingerprint = 0;

@@ -263,7 +263,8 @@ class Rope {
   ///
   /// For attention and caches, t + first_position is the position of the token. A call takes a rope with positions of
   /// several sequences if it has as many sequences. Exception: PagedKvCache throws. With positions of one sequence, all
-  /// sequences of a call have these positions. Over MPI, ranks do not compare `positions` and `axes`.
+  /// sequences of a call have these positions. Over MPI, every rank passes the same `positions` and `axes`. The ranks
+  /// compare `axes` and the number of sequences, but not `positions`.
   ///
   /// Throws like the other constructor, also if `axes` has another extent than width / 2 or if an axis is missing in
   /// `positions`.
@@ -273,6 +274,7 @@ class Rope {
       : Rope(options, positions.extent(Rank - 1), Rank == 3 ? positions.extent(0) : 1) {
     const View<const index_t, 3> all = detail::with_rank<3>(positions);
     detail::check_axes(options, all, axes);
+    for (index_t axis : axes) axes_.push_back(axis);
     fill([&](index_t p, std::size_t i) { return all(p / positions_, axes[i], p % positions_); });
   }
 
@@ -290,6 +292,9 @@ class Rope {
   [[nodiscard]] index_t positions() const { return positions_; }
   /// Returns the number of sequences in the tables. 1: all sequences of a call have the same positions.
   [[nodiscard]] index_t sequences() const { return sequences_; }
+
+  /// Returns the axis of each pair. Empty for the constructor without axes.
+  [[nodiscard]] Integers axes() const { return axes_; }
 
   /// Returns the tables in the form that the drivers of attention take.
   [[nodiscard]] shared::RopeTables<T> tables() const {
@@ -347,6 +352,7 @@ class Rope {
   RopeOptions options_;  // without frequencies
   index_t positions_, sequences_;
   std::vector<double> frequencies_;  // empty, or of your own
+  std::vector<index_t> axes_;        // empty, or of each pair
   std::vector<T> cosine_, sine_;
   // A pointer that only the constructor sets: a translation unit without a Rope compiles no kernels.
   const detail::RopeKernels<T>& (*kernels_)() = detail::kernels<detail::RopeKernels<T>>;

@@ -8,48 +8,88 @@
 
 namespace mpi_problem::mpi_decode_test {
 
+constexpr index_t all_positions = 2 * 1024 + 200;
+
+/// Returns a policy, or the policy that a function returns for the shape of a call.
+template <class P>
+auto policy_of(const P& policy, const Shape& shape) {
+  if constexpr (std::invocable<const P&, const Shape&>) {
+    return policy(shape);
+  } else {
+    return policy;
+  }
+}
+
 /// Appends `prefilled` positions at once, then a few at a time, in type X, over ranks and in one cache.
-template <class X, class M>
-void check_decode(const M& mask, bool scaled_sinks) {
-  const index_t n = 2 * 1024 + 700, prefilled = 2 * 1024 + 600, heads = 4, kv_heads = 2, d = 8;
-  const std::vector<float> s{0.4f, 0.5f, 0.3f, 0.2f}, sinks{0.5f, -1, 0, 2};
+template <class X, class M, class C>
+void check_decode(const M& mask, const C& score, const AttentionOptions<float>& options) {
+  const index_t prefilled = all_positions - 100, heads = 4, kv_heads = 2, d = 8;
+  const std::vector<float> s{0.4f, 0.5f, 0.3f, 0.2f};
   const SSMax<float> scaling{s};
-  const ssmax::Rope<float> rope({.width = d}, n);
-  const Problem<float> problem({2, heads, kv_heads, n, n, d, d});
+  const ssmax::Rope<float>* rope = options.rotate_source_keys ? nullptr : options.rope;
+  static const Problem<float> problem({2, heads, kv_heads, all_positions, all_positions, d, d});
   const int rank = world().rank();
-  const Layout layout = Layout::zigzag(n, world().ranks(), 1024);
-  KvCache<X> whole({.batch = 2, .kv_heads = kv_heads, .width = d, .capacity = n});
+  const Layout layout = Layout::zigzag(all_positions, world().ranks(), 1024);
+  KvCache<X> whole({.batch = 2, .kv_heads = kv_heads, .width = d, .capacity = all_positions});
   KvCache<X> share(
       {.batch = 2, .kv_heads = kv_heads, .width = d, .capacity = std::max<index_t>(1, layout.count(rank))});
   index_t length = 0;
-  for (const index_t step : {prefilled, index_t{1}, index_t{2}, n - prefilled - 3}) {
+  for (const index_t step : {prefilled, index_t{1}, index_t{2}, all_positions - prefilled - 3}) {
     const auto rows = [&](const View<const float, 4>& view) {
       return ssmax::detail::rows_of(view, length, step);
     };
-    whole.append(rows(problem.k_view()), rows(problem.v_view()), &rope);
-    ssmax::mpi::append(share, layout, rank, length, rows(problem.k_view()), rows(problem.v_view()), &rope);
+    whole.append(rows(problem.k_view()), rows(problem.v_view()), rope);
+    ssmax::mpi::append(share, layout, rank, length, rows(problem.k_view()), rows(problem.v_view()), rope);
     length += step;
-    const index_t queries = step == prefilled ? 3 : step;
-    const auto q = ssmax::detail::rows_of(problem.q_view(), length - queries, queries);
-    const Output<float> sizes({2, heads, kv_heads, queries, 0, d, d});
-    Output<float> one = sizes, many = sizes;
-    const auto results = [&](Output<float>& to) {
-      return AttentionArguments<float>{.q = q,
-                                       .out = {to.out.data(), {2, heads, queries, d}},
-                                       .lse = {to.lse.data(), {2, heads, queries}}};
+    const Shape shape{2, heads, kv_heads, step == prefilled ? 3 : step, length, d, d};
+    const auto q = ssmax::detail::rows_of(problem.q_view(), length - shape.queries, shape.queries);
+    const auto call_mask = policy_of(mask, shape);
+    const auto call_score = policy_of(score, shape);
+    Output<float> one(shape), many(shape);
+    const auto arguments = [&](Output<float>& to, const KvCache<X>& cache) {
+      return with({.q = q, .keys = cache, .out = to.out_view(), .lse = to.lse_view()}, options);
     };
-    const AttentionOptions<float> options{.rope = &rope, .sinks = sinks, .scaled_sinks = scaled_sinks};
-    ssmax::attention(with(over(results(one), whole), options), scaling, mask, Softcap{5});
-    ssmax::mpi::attention(world(), layout, length, with(over(results(many), share), options), scaling, mask,
-                          Softcap{5});
+    ssmax::attention(arguments(one, whole), scaling, call_mask, call_score);
+    ssmax::mpi::attention(world(), layout, length, arguments(many, share), scaling, call_mask, call_score);
     CHECK(everywhere(one == many));
   }
 }
 
 TEST_CASE("decode over ranks is bit-identical to decode with one cache", "[mpi][decode]") {
-  check_decode<float>(Causal{}, false);
-  check_decode<float>(Causal{}, true);
-  check_decode<ssmax::bfloat16>(SlidingWindow{1200}, true);
+  const std::vector<float> sinks{0.5f, -1, 0, 2};
+  const ssmax::Rope<float> rope({.width = 8}, all_positions);
+  const AttentionOptions<float> options{.rope = &rope, .sinks = sinks},
+      scaled{.rope = &rope, .sinks = sinks, .scaled_sinks = true};
+  check_decode<float>(Causal{}, Softcap{5}, options);
+  check_decode<float>(Causal{}, Softcap{5}, scaled);
+  check_decode<ssmax::bfloat16>(SlidingWindow{1200}, Softcap{5}, scaled);
+}
+
+TEST_CASE("decode over ranks with every kind of rope is bit-identical to one cache", "[mpi][decode]") {
+  for (const ssmax::Rope<float>& rope : every_rope(all_positions)) {
+    for (const bool in_call : {false, true})
+      check_decode<float>(Causal{}, Identity{}, {.rope = &rope, .rotate_source_keys = in_call});
+  }
+}
+
+TEST_CASE("decode over ranks with masks, scores and dropout is bit-identical to one cache", "[mpi][decode]") {
+  const std::vector<double> slopes{0.5, -2, 1, -0.75};
+  const std::vector<float> hidden = numbers_with_infinities({2, 4, 2, all_positions, all_positions, 8, 8});
+  const auto modulo = ssmax::HeadsOfMatrix::modulo;
+  const auto matrix_mask = [&](const Shape& s) { return ssmax::MatrixMask(matrix_of(hidden, s), modulo); };
+  const auto matrix_runs = [&](const Shape& s) { return ssmax::MatrixRuns(matrix_of(hidden, s), modulo); };
+  const auto sloped = [&](const Shape& s) { return ssmax::SlopedBias(matrix_of(hidden, s), slopes, modulo); };
+  const auto bias = [&](const Shape& s) { return Bias(matrix_of(hidden, s), modulo); };
+  const ssmax::Rope<float> rope({.width = 8}, all_positions);
+  const AttentionOptions<float> rotated{.rope = &rope};
+  check_decode<float>(ssmax::Chunks{700}, Identity{}, rotated);
+  check_decode<float>(ssmax::CausalTopLeft{}, Identity{}, rotated);
+  check_decode<float>(Full{}, Alibi(slopes, ssmax::AlibiDistance::absolute), rotated);
+  check_decode<float>(matrix_mask, sloped, rotated);
+  check_decode<float>(matrix_runs, bias, rotated);
+  const std::array<std::uint64_t, 2> seeds{7, 5};
+  check_decode<float>(Causal{}, Identity{}, {.dropout = {.p = 0.1, .seed = 1}});
+  check_decode<float>(Causal{}, Identity{}, {.dropout = {.p = 0.3, .offset = 2, .seeds = seeds}});
 }
 
 TEST_CASE("mpi::attention over a cache throws for a cache that does not hold the keys of its rank",
@@ -165,7 +205,7 @@ TEST_CASE("attention over ranks with a paged cache is bit-identical to one proce
   CHECK(paged_has_same_bits(1024, 2, ssmax::Full{}));
 }
 
-TEST_CASE("attention over a cache on ranks throws for missing keys, k, and a missing mask",
+TEST_CASE("attention over a cache on ranks throws for missing keys, k, a missing mask and a short rope",
           "[mpi][decode][errors]") {
   const index_t n = 64;
   const Layout layout = Layout::contiguous(n, world().ranks(), 1);
@@ -185,6 +225,9 @@ TEST_CASE("attention over a cache on ranks throws for missing keys, k, and a mis
   CHECK(everywhere(mentions(refused([&](auto& a) { a.k = keys; }, Causal{}), "k")));
   CHECK(everywhere(mentions(refused([](auto& a) { a.first_key = 1; }, Causal{}), "first_key")));
   CHECK(everywhere(mentions(refused([](auto&) {}), "mask")));
+  const ssmax::Rope<float> late({.width = 4, .first_position = 1}, n);
+  const auto rotate = [&](auto& a) { a.rope = &late, a.rotate_source_keys = true; };
+  CHECK(everywhere(mentions(refused(rotate, Causal{}), "position 0, the rope's first is 1")));
   ssmax::mpi::attention(world(), layout, n, valid, Causal{});
   CHECK(everywhere(std::abs(out.back() - 1) < 1e-6f));
 }

@@ -174,6 +174,17 @@ TEST_CASE("the error names the argument that differs between ranks", "[mpi][erro
     const std::array omega{1.0, is_last() ? 0.5 : 0.25};
     const ssmax::Rope<double> frequencies({.width = 4, .frequencies = omega}, 40);
     check_refused_alike(call, call.refused(Full{}, Identity{}, {.rope = &frequencies}), {"the", "rope"});
+    const ssmax::Rope<double> longer({.width = 4}, is_last() ? 50 : 40);
+    check_refused_alike(call, call.refused(Full{}, Identity{}, {.rope = &longer}), {"the", "rope"});
+    const std::array<index_t, 80> positions{};
+    const std::array<index_t, 2> axes{0, is_last() ? 0 : 1}, one_axis{};
+    const ssmax::Rope<double> of_axes({.width = 4}, View<const index_t, 2>(positions.data(), {2, 40}), axes);
+    check_refused_alike(call, call.refused(Full{}, Identity{}, {.rope = &of_axes}), {"the", "rope"});
+    Call two{.batch = 2};
+    const index_t sequences = is_last() ? 1 : 2;
+    const ssmax::Rope<double> of_sequences(
+        {.width = 4}, View<const index_t, 3>(positions.data(), {sequences, 1, 40}), one_axis);
+    check_refused_alike(two, two.refused(Full{}, Identity{}, {.rope = &of_sequences}), {"the", "rope"});
   }
   SECTION("the contents of a cache") {
     const Layout layout = Layout::contiguous(0, world().ranks());

@@ -47,6 +47,39 @@ inline bool everywhere(bool here) {
   return all != 0;
 }
 
+/// Returns a rope of each kind, for rows of 8 channels and n positions. Two ropes have positions on two axes, the last
+/// one those of two sequences.
+inline std::vector<ssmax::Rope<float>> every_rope(index_t n) {
+  using ssmax::RopeScaling;
+  const std::array<double, 2> omega{0.7, 0.02};
+  const std::array<index_t, 4> axes{0, 1, 1, 0};
+  std::vector<index_t> positions(static_cast<std::size_t>(4 * n));
+  for (std::size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<index_t>(i * 7919 % 1013);
+  std::vector<ssmax::Rope<float>> ropes;
+  ropes.emplace_back(
+      ssmax::RopeOptions{.width = 4, .pairing = ssmax::Pairing::interleaved, .first_channel = 3}, n);
+  ropes.emplace_back(ssmax::RopeOptions{.width = 4, .attention_factor = 1.3, .frequencies = omega}, n);
+  ropes.emplace_back(ssmax::RopeOptions{.width = 8, .scaling = RopeScaling::yarn(4, 512)}, n);
+  ropes.emplace_back(ssmax::RopeOptions{.width = 8, .scaling = RopeScaling::llama3(8, 512)}, n);
+  ropes.emplace_back(ssmax::RopeOptions{.width = 8}, View<const index_t, 2>(positions.data(), {2, n}), axes);
+  ropes.emplace_back(ssmax::RopeOptions{.width = 8}, View<const index_t, 3>(positions.data(), {2, 2, n}),
+                     axes);
+  return ropes;
+}
+
+/// Returns numbers for matrix_of. Three of seven numbers are -inf.
+inline std::vector<float> numbers_with_infinities(const Shape& s) {
+  std::vector<float> numbers(static_cast<std::size_t>(s.queries + s.keys + 3));
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    numbers[i] = i * i % 7 < 2 ? -attention_problem::infinity<float> : static_cast<float>(i % 17) / 8 - 1;
+  return numbers;
+}
+
+/// Returns two matrices of queries and keys. An element depends on its matrix and on query + key.
+inline View<const float, 4> matrix_of(const std::vector<float>& numbers, const Shape& s) {
+  return {numbers.data(), {s.batch, 2, s.queries, s.keys}, {0, 3, 1, 1}};
+}
+
 template <class T>
 struct Share {
   Shape shape;

@@ -195,7 +195,8 @@ inline std::int64_t fingerprint(const mpi::Layout& layout) {
   return result.value();
 }
 
-/// Returns a hash of all that determines the rotation of a row.
+/// Returns a hash of all that determines the rotation of a row, and of the range of the tables: a rank checks the range
+/// for its own positions only, but may read all. Exception: the hash does not cover positions on several axes.
 template <class T>
 std::int64_t fingerprint(const Rope<T>& rope) {
   const RopeOptions options = rope.options();
@@ -205,7 +206,8 @@ std::int64_t fingerprint(const Rope<T>& rope) {
       .add(scaling.original_positions, scaling.low, scaling.high, scaling.truncate)
       .add(options.first_channel, options.attention_factor);
   for (double omega : options.frequencies) result.add(omega);
-  return result.value();
+  for (index_t axis : rope.axes()) result.add(axis);
+  return result.add(rope.sequences(), rope.first_position(), rope.positions()).value();
 }
 
 /// Calls f(query) for every query of every batch entry and head.

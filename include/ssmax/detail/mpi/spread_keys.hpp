@@ -34,7 +34,7 @@ struct ChunkOfKeys {
   AnyKeys<A> refer() const { return {*this, &cache.k_type(), &cache.v_type()}; }
 };
 
-/// Returns the problem of all queries of a call over a cache. Its keys are `none`, without data.
+/// Returns the problem of all queries of a call over a cache. Its keys are `none`, which are not read.
 template <class A>
 Problem<A> problem_over_source(const AttentionOverRanks<A>& call, const ChunkOfKeys<A>& none) {
   Problem<A> problem = make_problem<A>(call.function, call.a.q, none.refer(), call.a);
