@@ -51,10 +51,11 @@ inline constexpr index_t max_next_bytes = index_t{16} << 10;
 /// The longest run of keys whose kernels prefetch the runs after it. Kernels of longer runs prefetch within the run.
 inline constexpr index_t short_run = 256;
 
-/// Returns whether the rows of a kv head are found from those of another: runs are long, or the heads of the source have
-/// known distances.
+/// Returns whether tasks of several kv heads may read a few keys of each in turn. Listed rows need heads with known
+/// distances. Runs with factors of channels have a sum of their own, so they are not cut.
 template <class Compute>
-bool lists_heads_once(const AnyKeys<Compute>& source, index_t batch, index_t key) {
+bool may_cut_runs(const AnyKeys<Compute>& source, index_t batch, index_t key) {
+  if (source.run(batch, 0, key).v_factors.channels != nullptr) return false;
   return source.head_distance().is_known ||
          !has_short_runs(source, batch, 0, {key, source.stored(batch).end}, short_run);
 }

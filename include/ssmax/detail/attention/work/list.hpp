@@ -20,7 +20,7 @@ struct PathRun;
 struct QueryBlocks {
   index_t unit, most;  // rows of the smallest and of the largest task
   bool are_few;        // whether the call has so few rows that each key is read once
-  /// Whether a task takes rows of several kv heads, `most` in all.
+  /// True if a task takes rows of several kv heads, `most` in all.
   bool takes_heads = false;
 };
 
@@ -163,7 +163,7 @@ Split split_of(const PathWorks<Compute>& path, const Problem<Compute>& problem) 
   const auto are_near = [&](index_t keys) {
     return interleaves_heads(problem.keys, path.probe.batch, path.probe.key, keys);
   };
-  if (path.heads > 1 && are_near(1) && lists_heads_once(problem.keys, path.probe.batch, path.probe.key))
+  if (path.heads > 1 && are_near(1) && may_cut_runs(problem.keys, path.probe.batch, path.probe.key))
     return {path.together.chunks, std::max<index_t>(path.together.at_once / path.heads, 1), path.heads};
   return path.together.at_once > path.split.at_once && are_near(key_chunk) ? path.together : path.split;
 }
