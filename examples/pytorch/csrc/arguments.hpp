@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "tensors.hpp"
+#include "rope.hpp"
 
 namespace ssmax_torch {
 
@@ -63,9 +63,10 @@ struct Arguments {
   bool bias_hides;  // where it is -inf, a key is not counted
   MaybeTensor sinks;
   bool scaled_sinks;
-  std::vector<double> rope;
+  RopeInputs rope;
   double dropout_p;          // 0: none
-  MaybeTensor dropout_seed;  // [1]
+  MaybeTensor dropout_seed;  // [1], or [batch]: a seed for each batch entry
+  std::int64_t dropout_offset;
 };
 
 /// The numbers behind the spans of scalings and scores, in double whatever they came in. s and b have one

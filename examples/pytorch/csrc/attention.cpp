@@ -34,8 +34,9 @@ Gradients attention_backward(const Tensor& grad_out, const MaybeTensor& grad_lse
   });
 }
 
-std::pair<Tensor, Tensor> decode(const CacheInputs& in, const Arguments& a) {
-  return with_type("query", in.query, [&]<class T>(std::type_identity<T>) { return decode_of<T>(in, a); });
+Results decode(const CacheInputs& in, const Arguments& a, Wanted wanted) {
+  return with_type("query", in.query,
+                   [&]<class T>(std::type_identity<T>) { return decode_of<T>(in, a, wanted); });
 }
 
 }  // namespace ssmax_torch

@@ -59,7 +59,7 @@ TensorKeys<X> make_keys(const CacheInputs& in) {
 }  // namespace
 
 template <class T, class X>
-std::pair<Tensor, Tensor> decode_of(const CacheInputs& in, const Arguments& a) {
+Results decode_of(const CacheInputs& in, const Arguments& a, Wanted wanted) {
   using A = Compute<T>;
   const TensorKeys<X> keys = make_keys<X>(in);
   const Extents shared = check_inputs(in.query, in.keys, in.values);
@@ -74,19 +74,16 @@ std::pair<Tensor, Tensor> decode_of(const CacheInputs& in, const Arguments& a) {
     }
   }
   const Parameters parameters(a, heads);
-  const Options<A> options(a, extents);
+  // A cache holds rotated keys.
+  const Options<A> options(a, extents, batch == 0 ? 0 : std::ranges::min(keys.lengths) - queries);
 
-  const Tensor out = new_tensor_like(in.query, {batch, heads, queries, in.values.size(3)});
-  const Tensor lse = new_tensor(std::array{batch, heads, queries}, scalar_type<A>);
-  ssmax::AttentionArguments<A> arguments{.q = view<const T, 4>("query", in.query),
-                                         .keys = keys,
-                                         .out = view<T, 4>("out", out),
-                                         .lse = view<A, 3>("lse", lse)};
+  ssmax::AttentionArguments<A> arguments{.q = view<const T, 4>("query", in.query), .keys = keys};
   options.write_to(arguments);
+  Results results = make_results<T>(in.query, in.values.size(3), wanted, arguments);
   with_policies<A>(a, parameters, extents, [&](const auto& scaling, const auto& mask, const auto& score) {
     ssmax::attention<A>(arguments, scaling, mask, score, TorchThreads{});
   });
-  return {out, lse};
+  return results;
 }
 
 }  // namespace ssmax_torch

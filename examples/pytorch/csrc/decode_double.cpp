@@ -4,8 +4,8 @@
 namespace ssmax_torch {
 
 template <>
-std::pair<Tensor, Tensor> decode_of<double>(const CacheInputs& in, const Arguments& a) {
-  return decode_of<double, double>(in, a);
+Results decode_of<double>(const CacheInputs& in, const Arguments& a, Wanted wanted) {
+  return decode_of<double, double>(in, a, wanted);
 }
 
 }  // namespace ssmax_torch

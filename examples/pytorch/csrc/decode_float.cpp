@@ -6,30 +6,30 @@ namespace ssmax_torch {
 namespace {
 
 template <class T>
-std::pair<Tensor, Tensor> decode_from_any(const CacheInputs& in, const Arguments& a) {
+Results decode_from_any(const CacheInputs& in, const Arguments& a, Wanted wanted) {
   switch (in.keys.scalar_type()) {
     case ScalarType::Half:
-      return decode_of<T, ssmax::half>(in, a);
+      return decode_of<T, ssmax::half>(in, a, wanted);
     case ScalarType::BFloat16:
-      return decode_of<T, ssmax::bfloat16>(in, a);
+      return decode_of<T, ssmax::bfloat16>(in, a, wanted);
     default:
-      return decode_of<T, float>(in, a);
+      return decode_of<T, float>(in, a, wanted);
   }
 }
 
 }  // namespace
 
 template <>
-std::pair<Tensor, Tensor> decode_of<float>(const CacheInputs& in, const Arguments& a) {
-  return decode_from_any<float>(in, a);
+Results decode_of<float>(const CacheInputs& in, const Arguments& a, Wanted wanted) {
+  return decode_from_any<float>(in, a, wanted);
 }
 template <>
-std::pair<Tensor, Tensor> decode_of<ssmax::half>(const CacheInputs& in, const Arguments& a) {
-  return decode_from_any<ssmax::half>(in, a);
+Results decode_of<ssmax::half>(const CacheInputs& in, const Arguments& a, Wanted wanted) {
+  return decode_from_any<ssmax::half>(in, a, wanted);
 }
 template <>
-std::pair<Tensor, Tensor> decode_of<ssmax::bfloat16>(const CacheInputs& in, const Arguments& a) {
-  return decode_from_any<ssmax::bfloat16>(in, a);
+Results decode_of<ssmax::bfloat16>(const CacheInputs& in, const Arguments& a, Wanted wanted) {
+  return decode_from_any<ssmax::bfloat16>(in, a, wanted);
 }
 
 }  // namespace ssmax_torch

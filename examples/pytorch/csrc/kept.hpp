@@ -11,11 +11,13 @@
 
 namespace ssmax_torch {
 
-/// The last eight tables that were asked for, by what they were made of. A table of fewer positions than are asked
+/// The last `most` tables that were asked for, by what they were made of. A table of fewer positions than are asked
 /// for is made anew, with room for a sequence that grows. Any thread may ask.
 template <class Key, class Table>
 class Kept {
  public:
+  explicit Kept(std::size_t most) : most_(most) {}
+
   /// make(positions) makes the table.
   template <class Make>
   std::shared_ptr<const Table> get(const Key& key, index_t positions, const Make& make) {
@@ -31,7 +33,7 @@ class Kept {
     auto table = std::make_shared<const Table>(make(rounded));
     if (found != tables_.end()) tables_.pop_front();
     tables_.push_front({key, rounded, table});
-    if (tables_.size() > 8) tables_.pop_back();
+    if (tables_.size() > most_) tables_.pop_back();
     return table;
   }
 
@@ -42,6 +44,7 @@ class Kept {
     std::shared_ptr<const Table> table;
   };
 
+  const std::size_t most_;
   std::mutex mutex_;
   std::list<Entry> tables_;  // the one asked for last first
 };

@@ -13,6 +13,7 @@ namespace {
 #define SSMAX_TORCH_COMMON                                                                         \
   "float? scale=None, bool causal=False, int scaling=0, Tensor? s=None, Tensor? b=None, float[]? " \
   "numbers=None, int[]? size=None"
+#define SSMAX_TORCH_ROPE "Tensor? rope_positions=None, int[]? rope_axes=None"
 #define SSMAX_TORCH_ARGUMENTS                                                                           \
   SSMAX_TORCH_COMMON                                                                                    \
   ", Tensor? p=None, Tensor? c=None, int[]? window=None, int? chunk=None, bool top_left=False, "        \
@@ -21,7 +22,10 @@ namespace {
   "Tensor? slopes=None, "                                                                               \
   "int slopes_multiply=0, Tensor? bias=None, bool bias_modulo=False, bool bias_hides=False, Tensor? "   \
   "sinks=None, "                                                                                        \
-  "bool scaled_sinks=False, float[]? rope=None, float? dropout_p=None, Tensor? dropout_seed=None"
+  "bool scaled_sinks=False, float[]? rope=None, " SSMAX_TORCH_ROPE                                      \
+  ", float? dropout_p=None, Tensor? dropout_seed=None, "                                                \
+  "int dropout_offset=0"
+#define SSMAX_TORCH_CACHE "Tensor query, Tensor keys, Tensor values, Tensor lengths_of_cache, bool ring, "
 #define SSMAX_TORCH_CROSS_ENTROPY                                                           \
   "Tensor logits, Tensor target, Tensor? weight, int ignore_index, float label_smoothing, " \
   "float softcap, float z_loss"
@@ -62,9 +66,11 @@ class Stack {
     a.bias_hides = take<bool>();
     a.sinks = take<MaybeTensor>();
     a.scaled_sinks = take<bool>();
-    a.rope = take_or_empty<std::vector<double>>();
+    a.rope.numbers = take_or_empty<std::vector<double>>();
+    take_positions(a.rope);
     a.dropout_p = take_or_empty<double>();
     a.dropout_seed = take<MaybeTensor>();
+    a.dropout_offset = take<std::int64_t>();
     return a;
   }
   Arguments take_common_arguments() {
@@ -78,6 +84,10 @@ class Stack {
     a.size = take_or_empty<std::vector<std::int64_t>>();
     return a;
   }
+  void take_positions(RopeInputs& rope) {
+    rope.positions = take<MaybeTensor>();
+    rope.axes = take_or_empty<std::vector<std::int64_t>>();
+  }
   CrossEntropyInputs take_cross_entropy_inputs() {
     return {.logits = take<Tensor>(),
             .target = take<Tensor>(),
@@ -88,6 +98,12 @@ class Stack {
             .z_loss = take<double>()};
   }
   void put(std::size_t i, const auto& tensor) { values_[i] = torch::stable::detail::from(tensor); }
+  /// Requires lse.
+  void put(const Results& results) {
+    put(0, results.out);
+    put(1, *results.lse);
+    for (std::size_t i = 0; i < results.statistics.size(); ++i) put(2 + i, results.statistics[i]);
+  }
 
  private:
   StableIValue* values_;
@@ -97,18 +113,13 @@ class Stack {
 void boxed_attention(StableIValue* values, std::uint64_t, std::uint64_t) {
   Stack stack(values);
   const auto query = stack.take<Tensor>(), key = stack.take<Tensor>(), value = stack.take<Tensor>();
-  const Results results = attention(query, key, value, stack.take_arguments(), Wanted::lse);
-  stack.put(0, results.out);
-  stack.put(1, *results.lse);
+  stack.put(attention(query, key, value, stack.take_arguments(), Wanted::lse));
 }
 
 void boxed_attention_statistics(StableIValue* values, std::uint64_t, std::uint64_t) {
   Stack stack(values);
   const auto query = stack.take<Tensor>(), key = stack.take<Tensor>(), value = stack.take<Tensor>();
-  const Results results = attention(query, key, value, stack.take_arguments(), Wanted::statistics);
-  stack.put(0, results.out);
-  stack.put(1, *results.lse);
-  for (std::size_t i = 0; i < results.statistics.size(); ++i) stack.put(2 + i, results.statistics[i]);
+  stack.put(attention(query, key, value, stack.take_arguments(), Wanted::statistics));
 }
 
 void boxed_attention_forward(StableIValue* values, std::uint64_t, std::uint64_t) {
@@ -142,21 +153,43 @@ void boxed_attention_backward(StableIValue* values, std::uint64_t, std::uint64_t
   for (std::size_t i = 0; i < gradients.size(); ++i) stack.put(i, gradients[i]);
 }
 
+template <Wanted wanted>
 void boxed_decode(StableIValue* values, std::uint64_t, std::uint64_t) {
   Stack stack(values);
   const auto query = stack.take<Tensor>(), keys = stack.take<Tensor>(), held = stack.take<Tensor>(),
              lengths = stack.take<Tensor>();
   const bool ring = stack.take<bool>();
-  const auto [out, lse] = decode({query, keys, held, lengths, ring}, stack.take_arguments());
-  stack.put(0, out);
-  stack.put(1, lse);
+  stack.put(decode({query, keys, held, lengths, ring}, stack.take_arguments(), wanted));
 }
 
 void boxed_rotate(StableIValue* values, std::uint64_t, std::uint64_t) {
   Stack stack(values);
   const auto rows = stack.take<Tensor>();
-  const auto rope = stack.take<std::vector<double>>();
-  stack.put(0, rotate(rows, rope, stack.take<std::int64_t>()));
+  RopeInputs rope{.numbers = stack.take<std::vector<double>>()};
+  const auto start = stack.take<std::int64_t>();
+  stack.take_positions(rope);
+  stack.put(0, rotate(rows, rope, start));
+}
+
+template <RowFunction function>
+void boxed_rows(StableIValue* values, std::uint64_t, std::uint64_t) {
+  Stack stack(values);
+  const auto logits = stack.take<Tensor>();
+  stack.put(0, rows<function>(logits, stack.take<MaybeTensor>()));
+}
+
+template <RowFunction function>
+void boxed_rows_backward(StableIValue* values, std::uint64_t, std::uint64_t) {
+  Stack stack(values);
+  const auto grad_out = stack.take<Tensor>(), out = stack.take<Tensor>();
+  stack.put(0, rows_backward<function>(grad_out, out, stack.take<MaybeTensor>()));
+}
+
+void boxed_merge(StableIValue* values, std::uint64_t, std::uint64_t) {
+  Stack stack(values);
+  const auto out = stack.take<Tensor>(), lse = stack.take<Tensor>(), other_out = stack.take<Tensor>(),
+             other_lse = stack.take<Tensor>();
+  stack.put(merge(out, lse, other_out, other_lse));
 }
 
 void boxed_cross_entropy(StableIValue* values, std::uint64_t, std::uint64_t) {
@@ -173,7 +206,9 @@ void boxed_cross_entropy_backward(StableIValue* values, std::uint64_t, std::uint
 }
 
 constexpr char attention_name[] = "attention", decode_name[] = "KVCache.decode",
-               cross_entropy_name[] = "cross_entropy", count_within_gaps_name[] = "count_within_gaps";
+               cross_entropy_name[] = "cross_entropy", count_within_gaps_name[] = "count_within_gaps",
+               softmax_name[] = "softmax", log_softmax_name[] = "log_softmax", sparsemax_name[] = "sparsemax",
+               entmax15_name[] = "entmax15", merge_name[] = "merge";
 
 /// An operator whose messages have the names of the Python package.
 template <void (*Boxed)(StableIValue*, std::uint64_t, std::uint64_t), const char* Attention = attention_name>
@@ -200,10 +235,16 @@ STABLE_TORCH_LIBRARY(ssmax, library) {
       "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, "
       "Tensor out, Tensor lse, bool[] learn, " SSMAX_TORCH_ARGUMENTS
       ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  library.def(
-      "decode(Tensor query, Tensor keys, Tensor values, Tensor lengths_of_cache, bool "
-      "ring, " SSMAX_TORCH_ARGUMENTS ") -> (Tensor, Tensor)");
-  library.def("rotate(Tensor rows, float[] rope, int start) -> Tensor");
+  library.def("decode(" SSMAX_TORCH_CACHE SSMAX_TORCH_ARGUMENTS ") -> (Tensor, Tensor)");
+  library.def("decode_statistics(" SSMAX_TORCH_CACHE SSMAX_TORCH_ARGUMENTS
+              ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  library.def("rotate(Tensor rows, float[] rope, int start, " SSMAX_TORCH_ROPE ") -> Tensor");
+  for (const char* function : {softmax_name, log_softmax_name, sparsemax_name, entmax15_name}) {
+    const std::string name = function;
+    library.def((name + "(Tensor logits, Tensor? begins) -> Tensor").c_str());
+    library.def((name + "_backward(Tensor grad_out, Tensor out, Tensor? begins) -> Tensor").c_str());
+  }
+  library.def("merge(Tensor out, Tensor lse, Tensor other_out, Tensor other_lse) -> (Tensor, Tensor)");
   library.def("cross_entropy(" SSMAX_TORCH_CROSS_ENTROPY ") -> (Tensor, Tensor)");
   library.def("cross_entropy_backward(Tensor grad_loss, " SSMAX_TORCH_CROSS_ENTROPY ") -> Tensor");
 }
@@ -214,8 +255,19 @@ STABLE_TORCH_LIBRARY_IMPL(ssmax, CPU, library) {
   library.impl("attention_statistics", named<boxed_attention_statistics>);
   library.impl("count_within_gaps", named<boxed_count_within_gaps, count_within_gaps_name>);
   library.impl("attention_backward", named<boxed_attention_backward>);
-  library.impl("decode", named<boxed_decode, decode_name>);
+  library.impl("decode", named<boxed_decode<Wanted::lse>, decode_name>);
+  library.impl("decode_statistics", named<boxed_decode<Wanted::statistics>, decode_name>);
   library.impl("rotate", named<boxed_rotate>);
+  using enum RowFunction;
+  library.impl("softmax", named<boxed_rows<softmax>, softmax_name>);
+  library.impl("log_softmax", named<boxed_rows<log_softmax>, log_softmax_name>);
+  library.impl("sparsemax", named<boxed_rows<sparsemax>, sparsemax_name>);
+  library.impl("entmax15", named<boxed_rows<entmax15>, entmax15_name>);
+  library.impl("softmax_backward", named<boxed_rows_backward<softmax>, softmax_name>);
+  library.impl("log_softmax_backward", named<boxed_rows_backward<log_softmax>, log_softmax_name>);
+  library.impl("sparsemax_backward", named<boxed_rows_backward<sparsemax>, sparsemax_name>);
+  library.impl("entmax15_backward", named<boxed_rows_backward<entmax15>, entmax15_name>);
+  library.impl("merge", named<boxed_merge, merge_name>);
   library.impl("cross_entropy", named<boxed_cross_entropy, cross_entropy_name>);
   library.impl("cross_entropy_backward", named<boxed_cross_entropy_backward, cross_entropy_name>);
 }

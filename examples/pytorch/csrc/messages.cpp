@@ -78,7 +78,7 @@ std::string python_message(std::string message, std::string_view attention) {
   const std::string_view from = text.substr(library.size(), colon - library.size());
   std::string_view what = text.substr(colon);
   std::string result = "ssmax_torch.";
-  std::string_view to = from == "attention" ? attention : from;
+  std::string_view to = from == "attention" || from == "RaggedRows" ? attention : from;
   for (const Rename& rename : names) {
     if (from == rename.from) to = rename.to;
   }

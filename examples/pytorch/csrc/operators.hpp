@@ -62,20 +62,35 @@ struct CacheInputs {
 };
 
 /// As attention, over the keys of a cache.
-std::pair<Tensor, Tensor> decode(const CacheInputs& in, const Arguments& a);
+Results decode(const CacheInputs& in, const Arguments& a, Wanted wanted);
 template <class T>
-std::pair<Tensor, Tensor> decode_of(const CacheInputs& in, const Arguments& a);
+Results decode_of(const CacheInputs& in, const Arguments& a, Wanted wanted);
 template <>
-std::pair<Tensor, Tensor> decode_of<float>(const CacheInputs& in, const Arguments& a);
+Results decode_of<float>(const CacheInputs& in, const Arguments& a, Wanted wanted);
 template <>
-std::pair<Tensor, Tensor> decode_of<double>(const CacheInputs& in, const Arguments& a);
+Results decode_of<double>(const CacheInputs& in, const Arguments& a, Wanted wanted);
 template <>
-std::pair<Tensor, Tensor> decode_of<ssmax::half>(const CacheInputs& in, const Arguments& a);
+Results decode_of<ssmax::half>(const CacheInputs& in, const Arguments& a, Wanted wanted);
 template <>
-std::pair<Tensor, Tensor> decode_of<ssmax::bfloat16>(const CacheInputs& in, const Arguments& a);
+Results decode_of<ssmax::bfloat16>(const CacheInputs& in, const Arguments& a, Wanted wanted);
 
-/// Rows [batch, heads, positions, width] of float or double, rotated to positions start, start + 1, …
-Tensor rotate(const Tensor& rows, const std::vector<double>& numbers, index_t start);
+/// Rows [batch, heads, tokens, width] of float or double, rotated as tokens start, start + 1, …
+Tensor rotate(const Tensor& rows, const RopeInputs& inputs, index_t start);
+
+/// The functions of rows.
+enum class RowFunction { softmax, log_softmax, sparsemax, entmax15 };
+
+/// Returns the function of each row of logits [batch, head, query, key], laid out as the logits. Strides are free. With
+/// `begins`, logits are [head, element], and row r has the elements begins[r] to begins[r + 1].
+template <RowFunction function>
+Tensor rows(const Tensor& logits, const MaybeTensor& begins);
+
+/// Returns the gradient of the logits, laid out as `out`, the result of `rows`.
+template <RowFunction function>
+Tensor rows_backward(const Tensor& grad_out, const Tensor& out, const MaybeTensor& begins);
+
+/// Returns out and lse over the keys of two results.
+Results merge(const Tensor& out, const Tensor& lse, const Tensor& other_out, const Tensor& other_lse);
 
 /// The arguments of cross_entropy, in the order of its schema.
 struct CrossEntropyInputs {

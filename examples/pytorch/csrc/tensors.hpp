@@ -72,17 +72,25 @@ void check_shape(const char* name, const Tensor& tensor, std::span<const index_t
 void broadcast_strides(const char* name, const Tensor& tensor, std::span<const index_t> extents,
                        std::span<index_t> strides);
 
-/// A view of a tensor of T and of this rank, whose last dimension has stride 1.
+/// A view of a tensor of T and of this rank.
 template <class T, int Rank>
-ssmax::View<T, Rank> view(const char* name, const Tensor& tensor) {
+ssmax::View<T, Rank> strided_view(const char* name, const Tensor& tensor) {
   check_rank(name, tensor, Rank);
   check_type(name, tensor, scalar_type<std::remove_const_t<T>>);
-  check_last_stride(name, tensor);
   typename ssmax::View<T, Rank>::Extents extents{}, strides{};
   std::ranges::copy_n(tensor.sizes().data(), Rank, extents.begin());
   std::ranges::copy_n(tensor.strides().data(), Rank, strides.begin());
-  strides[Rank - 1] = 1;
   return {static_cast<T*>(tensor.data_ptr()), extents, strides};
+}
+
+/// The same, whose last dimension has stride 1.
+template <class T, int Rank>
+ssmax::View<T, Rank> view(const char* name, const Tensor& tensor) {
+  const ssmax::View<T, Rank> strided = strided_view<T, Rank>(name, tensor);
+  check_last_stride(name, tensor);
+  auto strides = strided.strides();
+  strides[Rank - 1] = 1;
+  return {strided.data_handle(), strided.extents(), strides};
 }
 
 /// A view of these extents of a tensor that broadcasts to them as PyTorch does: extents of 1, and those that are

@@ -66,6 +66,56 @@ def test_seed():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_seed_of_your_own():
+    """A seed draws no number from the generator. Seed and offset choose the weights."""
+    q, k, v = inputs()
+    state = torch.get_rng_state()
+    seed = torch.randint(2**63 - 1, (1,))
+    torch.set_rng_state(state)
+    expected = attention(q, k, v, dropout_p=0.5)
+    state = torch.get_rng_state()
+    for given in (seed, seed.reshape(()), seed.item()):
+        assert torch.equal(attention(q, k, v, dropout_p=0.5, dropout_seed=given), expected)
+    choices = [(0, 0), (1, 0), (2**32, 0), (2**64 - 1, 0), (0, 1), (0, 2**32), (0, 2**64 - 1)]
+    outs = [attention(q, k, v, dropout_p=0.5, dropout_seed=a, dropout_offset=b) for a, b in choices]
+    assert not any(torch.equal(a, b) for i, a in enumerate(outs) for b in outs[:i])
+    assert torch.equal(attention(q, k, v, dropout_p=0.5, dropout_seed=torch.tensor(-1)), outs[3])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_seeds_of_batch_mates(dtype):
+    """With a seed for each batch entry, out and gradients do not depend on other entries. With one seed, they do."""
+    given = [x.requires_grad_() for x in inputs(dtype, batch=3)]
+    seeds = torch.tensor([7, -(2**62), 7])
+
+    def call(at, seeds):
+        part = [x.detach()[at].requires_grad_() for x in given]
+        what = dict(dropout_p=0.4, dropout_seed=seeds, dropout_offset=5, mask=mask.Causal())
+        out = attention(*part, **what)
+        return out, *torch.autograd.grad(out.float().square().sum(), part)
+
+    for at in ([0], [1], [2], [2, 0], [1, 2]):
+        for mine, alone in zip(call(slice(None), seeds), call(at, seeds[at]), strict=True):
+            assert torch.equal(mine[at], alone)
+    assert torch.equal(call([0], 7)[0], call([0], torch.tensor([7]))[0])
+    same = torch.stack([given[0][0]] * 2), *(torch.stack([x[0]] * 2) for x in given[1:])
+    assert torch.equal(*attention(*same, dropout_p=0.4, dropout_seed=torch.tensor([7, 7])))
+    assert not torch.equal(*attention(*same, dropout_p=0.4, dropout_seed=7))
+
+
+def test_seed_of_a_cut_prompt():
+    """A prompt that is cut into calls drops the weights of one call, also in the backward."""
+    q, k, v = (x.requires_grad_() for x in inputs(queries=41))
+    what = dict(mask=mask.Causal(), dropout_p=0.5, dropout_seed=torch.tensor([3, 4]))
+    whole = attention(q, k, v, **what)
+    parts = [attention(q[:, :, a:b], k[:, :, :b], v[:, :, :b], **what) for a, b in ((0, 7), (7, 8), (8, 30), (30, 41))]
+    torch.testing.assert_close(torch.cat(parts, 2), whole)
+    gradients = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (whole, torch.cat(parts, 2))]
+    for mine, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
 @pytest.mark.parametrize("queries, keys", [(1, 1), (1, 41), (33, 41), (41, 7), (130, 257)])
 def test_gradients(queries, keys):
     """out, lse and gradients are those of plain PyTorch with the same mask. lse is without dropout."""
@@ -135,6 +185,19 @@ def test_compile():
         torch.testing.assert_close(mine, other)
 
 
+def test_compile_with_a_seed():
+    given = inputs()
+    seeds = torch.tensor([5, 6])
+
+    def call(*x, seeds=seeds):
+        return attention(*x, dropout_p=0.5, dropout_seed=seeds), attention(*x, dropout_p=0.5, dropout_seed=3, dropout_offset=2)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for other in (seeds, seeds + 1):
+        for mine, expected in zip(compiled(*given, seeds=other), call(*given, seeds=other), strict=True):
+            torch.testing.assert_close(mine, expected)
+
+
 def test_checkpoint():
     """Recomputation within a backward drops the same weights."""
     given = [x.requires_grad_() for x in inputs()]
@@ -163,6 +226,10 @@ def test_vmap():
     assert not torch.equal(*different)
     with pytest.raises(RuntimeError, match="randomness"):
         torch.func.vmap(call)(torch.stack([q, q]))
+    seeds = torch.tensor([[1, 2], [3, 4]])  # a seed draws no random number
+    mapped = torch.func.vmap(lambda q, x: attention(q, k, v, dropout_p=0.5, dropout_seed=x))(torch.stack([q, q]), seeds)
+    for out, x in zip(mapped, seeds, strict=True):
+        torch.testing.assert_close(out, attention(q, k, v, dropout_p=0.5, dropout_seed=x))
 
 
 def test_varlen():
@@ -174,6 +241,9 @@ def test_varlen():
     torch.manual_seed(0)
     expected = attention(*full, mask=mask.Documents([0, 20, 41], causal=False), dropout_p=0.5)
     assert torch.equal(out, expected[0].transpose(0, 1))
+    packed = attention_varlen(q, k, v, [0, 20, 41], dropout_p=0.5, dropout_seed=3, dropout_offset=1)
+    assert torch.equal(packed, attention_varlen(q, k, v, [0, 20, 41], dropout_p=0.5, dropout_seed=torch.tensor([3]), dropout_offset=1))
+    assert not torch.equal(packed, out)
 
 
 def test_multihead_attention(one_thread):

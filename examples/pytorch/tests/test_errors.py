@@ -140,6 +140,29 @@ WRONG = {
         lambda: attention(Q, K, V, rope=Rope(8, 20.0, frequencies=[1.0] * 4)),
     ],
     "attention_factor": [lambda: attention(Q, K, V, rope=Rope(8, attention_factor=0.0))],
+    "positions": [
+        lambda: attention(Q, K, V, rope=Rope(8, positions=torch.arange(6))),
+        lambda: attention(Q, K, V, rope=Rope(8, positions=torch.zeros(3, 6, dtype=torch.int64))),
+        lambda: attention(Q, K, V, rope=Rope(8, positions=torch.zeros(1, 5, dtype=torch.int64))),
+        lambda: attention(Q, K, V, rope=Rope(8, positions=torch.zeros(2, 6))),
+        lambda: attention(Q, K, V, rope=Rope(8, positions=[[0] * 6], axes=[0] * 4)),
+        lambda: attention(Q, K, V, rope=Rope(8, positions=[[0] * 6], key_position=1)),
+        lambda: attention(Q, K, V, rope=Rope(8, positions=[[0] * 6]), mask=mask.Documents([0, 6])),
+    ],
+    "axes": [
+        lambda: attention(Q, K, V, rope=Rope(8, axes=[0] * 4)),
+        lambda: attention(Q, K, V, rope=Rope(8, positions=[[[0] * 6]], axes=[0] * 3)),
+        lambda: attention(Q, K, V, rope=Rope(8, positions=[[[0] * 6]], axes=[0, 0, 0, 1])),
+        lambda: attention(Q, K, V, rope=Rope(8, positions=[[[0] * 6]], axes=[0, 0, -1, 0])),
+    ],
+    "dropout_seed": [
+        lambda: attention(Q, K, V, dropout_p=0.5, dropout_seed=-1),
+        lambda: attention(Q, K, V, dropout_p=0.5, dropout_seed=2**64),
+        lambda: attention(Q, K, V, dropout_p=0.5, dropout_seed=torch.tensor([1, 2, 3])),
+        lambda: attention(Q, K, V, dropout_p=0.5, dropout_seed=torch.rand(2)),
+        lambda: attention(Q, K, V, dropout_p=0.5, dropout_seed=torch.ones(2, 1, dtype=torch.int64)),
+    ],
+    "dropout_offset": [lambda: attention(Q, K, V, dropout_p=0.5, dropout_offset=x) for x in (-1, 2**64)],
     "first_channel": [lambda: attention(Q, K, V, rope=Rope(8, first_channel=-1))],
     "dropout_p": [
         *(lambda p=p: scaled_dot_product_attention(Q, Q, Q, dropout_p=p) for p in (-0.1, 1.1, NAN)),
@@ -200,6 +223,10 @@ MESSAGES = {
     "attention: scaled_sinks is true, must be false without sinks":
         lambda: attention(Q, K, V, mask=mask.SlidingWindow(1), scaled_sinks=True),
     "KVCache.append: key has channels 8, the rope's first_channel + width is 16": lambda: decode(rope=Rope(16)),
+    "attention: rope has positions of 5 tokens, the call has tokens up to 5":
+        lambda: attention(Q, K, V, rope=Rope(8, positions=[[0] * 5])),
+    "Rope: axes has extent 3, pairs are 4":
+        lambda: attention(Q, K, V, rope=Rope(8, positions=[[[0] * 6]], axes=[0] * 3)),
     "KVCache.decode: query has positions 7, a sequence of the cache has 6": lambda: decode(7),
     "KVCache.decode: mask shows key 0, key no longer stores keys [0, 2)": lambda: forgotten(),
 }  # fmt: skip
@@ -332,6 +359,10 @@ def test_operators_called_by_hand():
         "visible_modulo": [True],
         "rope": [[], [1.0], [NAN] * 12, [1e300] * 12, [0, 8, 1e4, 5, 0, 1, 0, 1, 1, 1, 0, 1], [1e15, 8, 1e4, 0, 0, 1, 0, 1, 1, 1, 0, 1],
             [0, 8, 1e4, 0, 0, 1, 0, 1, 1, 1, 1e15, 1], [0, 8, 1e4, 0, 0, 1, 0, 1, 1, 1, 0, 1, 2.0]],
+        "rope_positions": [torch.zeros(1, 1, 6, dtype=torch.int64), torch.zeros(6)],
+        "rope_axes": [[], [0]],
+        "dropout_seed": [torch.zeros(0, dtype=torch.int64), torch.zeros(3), torch.zeros(2, dtype=torch.int64)],
+        "dropout_offset": [-1, 2**63 - 1],
         "chunk": [0, -(2**63), 2**63 - 1],
         "top_left": [True],
         "slopes_multiply": [-1, 1, 2, 2**62],

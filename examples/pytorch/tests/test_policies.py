@@ -7,7 +7,7 @@ import pytest
 import reference
 import torch
 
-from ssmax_torch import KVCache, Rope, RopeScaling, attention, mask, scaling, score
+from ssmax_torch import KVCache, Rope, RopeScaling, attention, count_within_gaps, mask, scaling, score, yarn_mscale
 
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS, WIDTH, VALUE_WIDTH = 2, 4, 2, 21, 37, 8, 12
 
@@ -131,7 +131,7 @@ def test_positions_of_causal_top_left(queries, keys):
         return_lse=True,
     )  # fmt: skip
     omega = frequencies(6, 100.0)
-    turned_q, turned_k = (turned(x, torch.arange(x.shape[2]), omega) for x in (q, k))
+    turned_q, turned_k = (turned(x, torch.arange(x.shape[2])[:, None], omega) for x in (q, k))
     seen = reference.visible(BATCH, HEADS, queries, keys, top_left=True)
     c = lambda n, p: (torch.log(p + 1) / math.log(8)).clamp(min=1)  # noqa: E731
     theirs = reference.attention(turned_q, turned_k, v, seen, c, slopes=slopes, top_left=True)
@@ -331,8 +331,9 @@ def yarn(width, theta, factor, original, low, high, truncate):
 
 
 def turned(x, positions, omega, interleaved=False, first=0, factor=1.0):
-    """Returns the rows with rotated channels from `first` on. A pair with frequency 0 is not multiplied by the factor."""
-    angle = positions[:, None] * omega
+    """Returns the rows with rotated channels from `first` on. A pair with frequency 0 is not multiplied by the factor.
+    positions are [..., tokens, 1 or pairs]."""
+    angle = positions * omega
     factor = torch.where(omega == 0, 1.0, factor)
     cos, sin = factor * angle.cos(), factor * angle.sin()
     before, rotated, after = x.split([first, 2 * len(omega), x.shape[-1] - first - 2 * len(omega)], -1)
@@ -364,7 +365,7 @@ ROPES = {  # the rope, its frequencies, and the other arguments of `turned`
 def test_rope(name):
     given, omega, what = ROPES[name]
     q, k, v = inputs()
-    positions = 3 + torch.arange(KEYS, dtype=torch.float64)
+    positions = 3 + torch.arange(KEYS, dtype=torch.float64)[:, None]
     seen = reference.visible(*shape_of_seen(), causal=True)
     rope = dataclasses.replace(given, key_position=3)
     ours = attention(q, k, v, mask=mask.Causal(), rope=rope, return_lse=True)
@@ -379,6 +380,101 @@ def test_rope_of_a_cache():
         cache = KVCache(BATCH, KV_HEADS, WIDTH, capacity=KEYS, value_width=VALUE_WIDTH, dtype=torch.float64, rope=rope)
         cache.append(k, v)
         torch.testing.assert_close(cache.decode(q), attention(q, k, v, mask=mask.Causal(), rope=rope))
+
+
+PADDED = torch.stack([torch.arange(KEYS) - 9, torch.arange(KEYS) - 4])  # negative positions of a padded batch
+PLACES = torch.randint(0, 5000, (3, BATCH, KEYS), generator=torch.Generator().manual_seed(4))
+SECTIONS = [0, 1, 2]
+
+POSITIONS = {  # the positions and the axes
+    "each entry": (PADDED, ()),
+    "a list for all entries": (PADDED[:1].tolist(), ()),
+    "sections": (PLACES, SECTIONS),
+    "interleaved axes": (PLACES[:2].int(), [1, 0, 1]),
+    "axes of all entries": (PLACES[:, 1:].movedim(1, 2).contiguous().movedim(2, 1), SECTIONS),
+}
+
+
+def turned_at(x, positions, axes, omega, **what):
+    """Returns the rows [batch, heads, tokens, width], rotated to positions as those of Rope."""
+    positions = torch.as_tensor(positions).double()
+    each = positions[list(axes)].movedim(0, -1) if axes else positions[..., None]
+    return turned(x, each[:, None], omega, **what)
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.parametrize("shown", [mask.Causal(), mask.MatrixMask(MATRIX)])
+def test_rope_with_positions(name, shown):
+    """out, lse and gradients equal those of rows that are rotated before the call."""
+    positions, axes = POSITIONS[name]
+    q, k, v = inputs()
+    rope = Rope(6, 100.0, "interleaved", first_channel=1, attention_factor=1.5, positions=positions, axes=axes)
+    what = dict(omega=frequencies(6, 100.0), interleaved=True, first=1, factor=1.5)
+    queries = torch.as_tensor(positions)[..., KEYS - QUERIES :]
+    turned_q, turned_k = turned_at(q, queries, axes, **what), turned_at(k, positions, axes, **what)
+    ours = attention(q, k, v, mask=shown, rope=rope, return_lse=True)
+    check(ours, attention(turned_q, turned_k, v, mask=shown, return_lse=True), [q, k, v])
+    largest = count_within_gaps(q, k, [0.0], mask=shown, rope=rope).largest
+    torch.testing.assert_close(largest, count_within_gaps(turned_q, turned_k, [0.0], mask=shown).largest)
+    # A cache, whose sequences have appended other numbers of tokens.
+    q, k, v = (x.detach() for x in (q, k, v))
+    cache = KVCache(BATCH, KV_HEADS, WIDTH, capacity=KEYS, value_width=VALUE_WIDTH, dtype=torch.float64, rope=rope)
+    cache.append(k[:, :, :5], v[:, :, :5])
+    cache.append(k[:, :, 5:], v[:, :, 5:], counts=[KEYS - 5, KEYS - 9])
+    for b, length in enumerate((KEYS, KEYS - 4)):
+        places = torch.as_tensor(positions)
+        one = places[..., b % places.shape[-2], None, :length]
+        expected = attention(
+            turned_at(q[b, None], one[..., length - QUERIES :], axes, **what),
+            turned_at(k[b, None, :, :length], one, axes, **what), v[b, None, :, :length], mask=mask.Causal(),
+        )  # fmt: skip
+        torch.testing.assert_close(cache.decode(q)[b, None], expected)
+
+
+def test_positions_of_a_left_padded_batch():
+    """A padded prompt has the results of the prompt without padding. key_position counts tokens."""
+    q, k, v = (x.detach() for x in inputs())
+    rope = Rope(6, 100.0, positions=PADDED.clamp(min=0))
+    visible = (PADDED >= 0)[:, None, None]
+    out = attention(q, k, v, mask=mask.Causal() & visible, rope=rope)
+    for b, begin in enumerate((9, 4)):
+        short = q[b, None], k[b, None, :, begin:], v[b, None, :, begin:]
+        torch.testing.assert_close(out[b, None], attention(*short, mask=mask.Causal(), rope=Rope(6, 100.0)))
+    later = Rope(6, 100.0, key_position=2, positions=PLACES[0])
+    shifted = Rope(6, 100.0, positions=PLACES[0, :, 2:])
+    given = q[:, :, 2:], k[:, :, 2:], v[:, :, 2:]
+    assert torch.equal(attention(*given, rope=later), attention(*given, rope=shifted))
+
+
+def test_tables_of_other_positions():
+    """A rope never has the tables of another rope: only positions, axes or the width differ."""
+    q, k, v = (x.detach() for x in inputs())
+    other = PLACES.clone()
+    other[2, 1, 5] += 1
+    ropes = [(PLACES, SECTIONS), (other, SECTIONS), (PLACES, [0, 2, 1]), (PLACES[:2], [0, 1, 1]), (PLACES[:2, :1], [0, 1, 1])]
+    outs = [attention(q, k, v, rope=Rope(6, positions=positions, axes=axes)) for positions, axes in 2 * ropes]
+    for i, out in enumerate(outs):
+        for j, same in enumerate(outs):
+            assert torch.equal(out, same) == (i % len(ropes) == j % len(ropes))
+    assert torch.equal(attention(q, k, v, rope=Rope(6, positions=PLACES.repeat(1, 1, 2), axes=SECTIONS)), outs[0])
+
+
+def test_dynamic_ntk():
+    """θ is multiplied by (f·n/L - (f - 1))^(width / (width - 2)), from L positions on."""
+    q, k, v = (x.detach() for x in inputs())
+    for positions, factor in ((50, 1.0), (100, 1.0), (KEYS * 10, 3 * KEYS / 10 - 2)):
+        rope = Rope(6, 100.0, scaling=RopeScaling.dynamic_ntk(3.0, 100, positions))
+        expected = Rope(6, 100.0 * factor**1.5)
+        torch.testing.assert_close(attention(q, k, v, rope=rope), attention(q, k, v, rope=expected))
+    with pytest.raises(ValueError, match="original_positions"):
+        RopeScaling.dynamic_ntk(3.0, 0, 100)
+
+
+def test_yarn_mscale():
+    """DeepSeek V3 configures the factor 40 with mscale 1."""
+    assert yarn_mscale(40) == pytest.approx(1 + 0.1 * math.log(40), rel=1e-15)
+    assert yarn_mscale(40, 0.707) == pytest.approx(1 + 0.0707 * math.log(40), rel=1e-15)
+    assert yarn_mscale(1) == yarn_mscale(0.5) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

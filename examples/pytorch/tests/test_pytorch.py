@@ -34,6 +34,8 @@ CASES = {
     "sinks": lambda: dict(sinks=parameter(4), mask=torch.rand(12, 12) < 0.5),
     "documents": lambda: dict(mask=mask.Documents([0, 5, 12])),
     "dropout": lambda: dict(dropout_p=0.5),
+    "dropout with seeds": lambda: dict(dropout_p=0.5, dropout_seed=torch.tensor([3, 4]), dropout_offset=2**64 - 1),
+    "positions": lambda: dict(rope=ssmax_torch.Rope(4, positions=torch.arange(72).view(3, 2, 12), axes=[2, 0])),
     "chunks": lambda: dict(mask=mask.Chunks(5), score=score.Alibi(parameter(4), absolute=True)),
     "top-left": lambda: dict(mask=mask.CausalTopLeft(), rope=ssmax_torch.Rope(4, first_channel=2, frequencies=[1.0, 0.1])),
     "modulo": lambda: dict(
@@ -92,6 +94,7 @@ def test_opcheck_of_the_others():
     operands = arguments(q, None, mask.Causal(), None, None, False, None, None)
     opcheck(torch.ops.ssmax.decode.default, (q[:, :, :1], k, v, torch.tensor([12, 5]), False, *operands))
     opcheck(torch.ops.ssmax.rotate.default, (q, ssmax_torch.Rope(8).numbers(), 3))
+    opcheck(torch.ops.ssmax.rotate.default, (q, ssmax_torch.Rope(8).numbers(), 0, torch.arange(24).view(2, 1, 12)))
 
 
 def test_gradcheck():

@@ -5,7 +5,7 @@ import reference
 import torch
 from torch.library import opcheck
 
-from ssmax_torch import RowStatistics, SSMax, attention, mask, scaling, score
+from ssmax_torch import KVCache, RowStatistics, SSMax, attention, attention_varlen, mask, scaling, score
 from ssmax_torch._arguments import arguments
 
 # Bounds of errors for logits of at most 3. bfloat16: weights are rounded to bfloat16 on the bf16 path.
@@ -35,7 +35,7 @@ def expected_statistics(q, k, seen, c, cap=None, sinks=None):
 
 def check(mine, other, tolerance):
     for name, a, b in zip(RowStatistics._fields, mine, other, strict=True):
-        torch.testing.assert_close(a.double(), b, atol=tolerance, rtol=tolerance, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(a.double(), b.double(), atol=tolerance, rtol=tolerance, msg=lambda text, n=name: f"{n}: {text}")
 
 
 @pytest.mark.parametrize("queries, keys", [(40, 40), (1, 40), (30, 200)])
@@ -70,6 +70,30 @@ def test_results():
         assert torch.equal(a, b)
     with torch.no_grad():
         assert torch.equal(attention(*given, **what, return_statistics=True)[1].entropy, statistics.entropy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_cache_and_packed_sequences(dtype):
+    """KVCache.decode and attention_varlen have the statistics of attention."""
+    q, k, v = (x.detach() for x in inputs(dtype))
+    cache = KVCache(2, 2, 16, capacity=48, dtype=dtype)
+    cache.append(k, v)
+    expected = attention(q, k, v, **OPTIONS, return_lse=True, return_statistics=True)
+    out, lse, statistics = cache.decode(q, **OPTIONS, return_lse=True, return_statistics=True)
+    assert isinstance(statistics, RowStatistics)
+    check(statistics, expected[2], TYPES[dtype])
+    torch.testing.assert_close((out, lse), expected[:2])
+    out, alone = cache.decode(q, **OPTIONS, return_statistics=True)
+    check(alone, statistics, 0)
+    packed = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+    out, lse, statistics = attention_varlen(
+        *packed, [0, 40, 80], causal=True, **OPTIONS | dict(mask=None), return_lse=True, return_statistics=True
+    )  # fmt: skip
+    unpacked = [x.unflatten(-1, (2, 40)).transpose(0, 1) for x in (lse, *statistics)]
+    torch.testing.assert_close(out, expected[0].transpose(1, 2).flatten(0, 1))
+    torch.testing.assert_close(unpacked[0], expected[1])
+    check(unpacked[1:], expected[2], TYPES[dtype])
+    assert len(attention_varlen(*packed, [0, 40, 80], return_statistics=True)) == 2
 
 
 def test_queries_without_a_visible_key():
@@ -120,6 +144,8 @@ def test_opcheck(options):
     what = dict.fromkeys(["scaling", "mask", "score", "sinks", "rope", "scale"]) | dict(scaled_sinks=False) | options
     q, k, v = inputs(torch.float32, 12, 12, 8)
     opcheck(torch.ops.ssmax.attention_statistics.default, (q, k, v, *arguments(q, **what)))
+    cache = (q.detach(), k.detach(), v.detach(), torch.tensor([12, 12]), False)
+    opcheck(torch.ops.ssmax.decode_statistics.default, (*cache, *arguments(q, **what | dict(mask=mask.Causal()))))
 
 
 def test_compile_without_a_break():

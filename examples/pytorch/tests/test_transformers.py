@@ -11,7 +11,8 @@ hf = pytest.importorskip("transformers", reason="needs transformers: pip install
 from transformers.masking_utils import create_causal_mask  # noqa: E402
 
 import ssmax_torch.transformers as adapter  # noqa: E402
-from ssmax_torch.mask import Mask  # noqa: E402
+from ssmax_torch import Rope, RopeScaling, attention  # noqa: E402
+from ssmax_torch.mask import Causal, Mask  # noqa: E402
 from ssmax_torch.scaling import SSMax  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -467,3 +468,33 @@ def test_the_lowest_number_of_a_mask_is_not_a_key():
     for dtype in (torch.float32, torch.bfloat16):
         additive = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
         assert_close(expected, interface(module, mask=additive, name="own_s"), 1e-6, dtype)
+
+
+def test_a_rope_with_positions_is_that_of_qwen2_5_vl():
+    """positions and axes are position_ids and mrope_section of the model. inv_freq of the model is float32."""
+    from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as own
+
+    sections, theta = [2, 3, 3], 1e6
+    parameters = {"rope_type": "default", "rope_theta": theta, "mrope_section": sections}
+    settings = hf.Qwen2_5_VLTextConfig(hidden_size=64, num_attention_heads=4, rope_parameters=parameters)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 20, 16) for heads in (4, 2, 2))
+    positions = torch.randint(100, (3, 2, 20))
+    turned = own.apply_rotary_pos_emb(q, k, *own.Qwen2_5_VLRotaryEmbedding(settings)(q, positions))
+    axes = [axis for axis, pairs in enumerate(sections) for _ in range(pairs)]
+    actual = attention(q, k, v, mask=Causal(), rope=Rope(16, theta, positions=positions, axes=axes))
+    assert_close(attention(*turned, v, mask=Causal()), actual, 1e-5, "out")
+
+
+@pytest.mark.parametrize("length", [10, 64, 65, 300])
+def test_dynamic_ntk_is_that_of_llama(length):
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    settings = hf.LlamaConfig(**SIZES, max_position_embeddings=64, rope_parameters=parameters)
+    theirs, factor = ROPE_INIT_FUNCTIONS["dynamic"](settings, "cpu", seq_len=length)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 20, 16) for heads in (4, 2, 2))
+    ours = Rope(16, 1e4, scaling=RopeScaling.dynamic_ntk(2.0, 64, length))
+    expected = attention(q, k, v, rope=Rope(16, frequencies=theirs, attention_factor=factor))
+    assert_close(expected, attention(q, k, v, rope=ours), 1e-5, "out")

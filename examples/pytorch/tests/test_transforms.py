@@ -108,6 +108,9 @@ MAPPED = {
     "a matrix of one": (0, 0, 0, None, lambda x: dict(mask=BIAS[0, :, :1] < 0.7)),
     "a bias": (0, 0, 0, BIAS[:, 0], lambda x: dict(score=score.Bias(x), scaling=scaling.PerQuery(BIAS[0, :, :, 0]))),
     "c": (None, 0, 0, BIAS[..., 0], lambda x: dict(scaling=scaling.PerQuery(x))),
+    "positions": (0, 0, 0, torch.randint(9, (3, 2, 5)), lambda x: dict(rope=ssmax_torch.Rope(4, positions=x))),
+    "positions of one": (0, None, 0, None, lambda x: dict(rope=ssmax_torch.Rope(4, positions=[[3, 1, 4, 1, 5]] * 2))),
+    "axes": (0, 0, 0, torch.randint(9, (3, 2, 1, 5)), lambda x: dict(rope=ssmax_torch.Rope(4, positions=x, axes=[0, 1]))),
 }  # fmt: skip
 
 

@@ -17,9 +17,11 @@ from ._attention import RowStatistics, attention, scaled_dot_product_attention
 from ._cache import KVCache
 from ._cross_entropy import cross_entropy
 from ._gap_counts import GapCounts, count_within_gaps
+from ._merge import merge
 from ._modules import SSMax
 from ._multihead import MultiheadAttention
-from ._rope import Rope, RopeScaling
+from ._rope import Rope, RopeScaling, yarn_mscale
+from ._rows import entmax15, log_softmax, softmax, sparsemax
 from ._varlen import attention_varlen
 
 __version__ = _version("ssmax-torch")
@@ -35,8 +37,14 @@ __all__ = [
     "attention_varlen",
     "count_within_gaps",
     "cross_entropy",
+    "entmax15",
+    "log_softmax",
     "mask",
+    "merge",
     "scaled_dot_product_attention",
     "scaling",
     "score",
+    "softmax",
+    "sparsemax",
+    "yarn_mscale",
 ]

@@ -8,7 +8,7 @@ from torch import Tensor
 from ._numbers import number
 from ._operators import compute_type
 from ._rope import Rope
-from .mask import Causal, Mask, additive_as, as_mask
+from .mask import Causal, Mask, _int64, additive_as, as_mask
 from .scaling import Scaling, Softmax
 from .score import BIAS, Score
 
@@ -51,6 +51,26 @@ def _readable(tensor: Tensor | None) -> Tensor | None:
     return tensor.contiguous()
 
 
+def _signed(name: str, value: int) -> int:
+    """Returns the number of 64 bits as int64: numbers from 2^63 on are negative."""
+    value = value.__index__()
+    if not 0 <= value < 2**64:
+        raise ValueError(f"ssmax_torch.attention: {name} is {value}, must be at least 0 and below 2^64")
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _seed(query: Tensor, seed: int | Tensor | None) -> Tensor:
+    """Returns the seeds of dropout: [1], or [batch] if the seed is such a tensor."""
+    if seed is None:
+        return torch.randint(2**63 - 1, (1,), device=query.device)
+    if not isinstance(seed, Tensor):
+        return torch.full((1,), _signed("dropout_seed", seed), dtype=torch.int64, device=query.device)
+    batch = query.shape[0]
+    if seed.dim() > 1 or (seed.dim() == 1 and seed.shape[0] not in (1, batch)):
+        raise ValueError(f"dropout_seed has shape {list(seed.shape)}, must be one number or [{batch}]")
+    return _int64("dropout_seed", seed).reshape(-1)
+
+
 def arguments(
     query: Tensor,
     scaling: Scaling | None,
@@ -61,9 +81,11 @@ def arguments(
     rope: Rope | None,
     scale: float | None,
     dropout_p: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
+    dropout_offset: int = 0,
 ) -> tuple:
     """Returns the operators' arguments after query, key and value. The common arguments come first, so that a simple
-    call leaves out the others. With dropout, draws the seed from PyTorch's default generator."""
+    call leaves out the others. With dropout and without a seed, draws the seed from PyTorch's default generator."""
     if isinstance(scale, Tensor):
         scale = number("scale", scale)
     if scaling is None and mask is None and score is None and sinks is None and rope is None and not dropout_p:
@@ -99,6 +121,10 @@ def arguments(
             visible = shown if visible is None else visible & shown
             bias = bias + additive
     bias, visible = _readable(bias), _readable(visible)
+    positions = None if rope is None else rope.positions_of(query.shape[0])
+    if positions is not None and mask.cu_queries is not None:
+        raise ValueError("rope has positions, which do not work with the mask Documents")
+    seed = _seed(query, dropout_seed) if dropout_p else None
     tensors = (
         ("p", p),
         ("c", c),
@@ -110,6 +136,8 @@ def arguments(
         ("slopes", score.slopes),
         ("bias", bias),
         ("sinks", sinks),
+        ("rope: positions", positions),
+        ("dropout_seed", seed),
     )
     _check_devices(query, tensors)
     return (
@@ -135,6 +163,9 @@ def arguments(
         sinks,
         scaled_sinks,
         None if rope is None else rope.numbers(),
+        positions,
+        None if rope is None else rope.axes_of_pairs(),
         dropout_p or None,
-        torch.randint(2**63 - 1, (1,), device=query.device) if dropout_p else None,
+        seed,
+        _signed("dropout_offset", dropout_offset) if dropout_p else 0,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,6 +33,14 @@ class RowStatistics(NamedTuple):
     """-Σ p·ln p, in nats. 0 if no key is visible."""
 
 
+def results(out: Tensor, lse: Tensor | None, statistics: Sequence[Tensor]) -> Tensor | tuple[Tensor | RowStatistics, ...]:
+    """Returns out, or a tuple of out and the results that are given."""
+    given = (out,) if lse is None else (out, lse)
+    if statistics:
+        given = (*given, RowStatistics(*statistics))
+    return given if len(given) > 1 else out
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -46,6 +54,8 @@ def attention(
     rope: Rope | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
+    dropout_offset: int = 0,
     return_lse: bool = False,
     return_statistics: bool = False,
 ) -> Tensor | tuple[Tensor | RowStatistics, ...]:
@@ -65,9 +75,14 @@ def attention(
         rope: rotates queries and keys before their product.
         scale: 1 / √d by default.
         dropout_p: the probability, from 0 to 1, that a weight becomes 0. Other weights are multiplied by
-            1 / (1 - dropout_p). lse is without dropout. Each call draws a seed from PyTorch's default CPU generator, so
-            ``torch.manual_seed`` makes it reproducible. dropout_p is rounded to a multiple of 1/65536. The weights that
+            1 / (1 - dropout_p). lse is without dropout. dropout_p is rounded to a multiple of 1/65536. The weights that
             become 0 differ from those of PyTorch's own attention.
+        dropout_seed: chooses the weights that become 0. An integer in [0, 2^64): the weights also depend on the index of
+            the batch entry. Integers [batch], at least 0: a seed for each batch entry, whose weights do not depend on
+            the index. By default each call draws a seed from PyTorch's default CPU generator, so ``torch.manual_seed``
+            makes the call reproducible. Whether a weight becomes 0 depends on the seed, the offset, the head, and the
+            positions of the query and the key. So a prompt that is cut into calls drops the weights of one call.
+        dropout_offset: an integer in [0, 2^64) that also chooses the weights, for instance the step and the layer.
         return_lse: also return the logarithm of softmax's denominator.
         return_statistics: also return a ``RowStatistics``, the last element of the result. Statistics have no gradient
             and do not depend on dropout.
@@ -87,11 +102,11 @@ def attention(
         if not 0 <= dropout_p <= 1:
             raise ValueError(f"ssmax_torch.attention: dropout_p is {dropout_p}, must be within 0 and 1")
     drops_all = dropout_p == 1  # outside of the range of the operators
-    given = arguments(query, scaling, mask, score, sinks, scaled_sinks, rope, scale, 0.0 if drops_all else dropout_p)
+    dropout = (0.0 if drops_all else dropout_p, dropout_seed, dropout_offset)
+    given = arguments(query, scaling, mask, score, sinks, scaled_sinks, rope, scale, *dropout)
     if return_statistics:
         out, lse, *statistics = call_attention_statistics(query, key, value, *given)
-        statistics = RowStatistics(*statistics)
-        result = (out, lse, statistics) if return_lse else (out, statistics)
+        result = results(out, lse if return_lse else None, statistics)
     else:
         result = call_attention(bool(return_lse), query, key, value, *given)
     if drops_all:

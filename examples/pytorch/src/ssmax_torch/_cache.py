@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ._arguments import arguments, check_tensors
+from ._attention import RowStatistics, results
 from ._operators import compute_type, differentiates
 from ._rope import Rope
 from .mask import Causal, Mask, as_mask
@@ -29,8 +30,9 @@ class KVCache:
     The constructor allocates batch · kv_heads · capacity · (width + value_width) elements of `dtype`: ``keys`` and
     ``values``, [batch, kv_heads, capacity, width]. With ``ring`` a sequence may grow beyond the capacity: the cache
     then forgets the oldest keys, which suits a sliding window. With ``rope`` the cache rotates keys before it stores
-    them, and decode rotates queries. The cache is not differentiable: tensors with a derivative raise
-    ``NotImplementedError`` unless you call the cache under ``torch.no_grad()``.
+    them, and decode rotates queries. If the rope has positions, they include those of all tokens that the cache will
+    get. The cache is not differentiable: tensors with a derivative raise ``NotImplementedError`` unless you call the
+    cache under ``torch.no_grad()``.
 
     >>> cache = KVCache(1, 2, 64, capacity=4096)
     >>> cache.append(key, value)                     # [1, 2, new, 64]
@@ -76,17 +78,22 @@ class KVCache:
         if len(added) != batch:
             raise ValueError(f"counts has {len(added)} numbers, sequences are {batch}")
         capacity = self.keys.shape[2]
+        positions = None if self.rope is None else self.rope.positions_of(batch)
         for b, (length, count) in enumerate(zip(self.lengths.tolist(), added, strict=True)):
             if not 0 <= count <= new:
                 raise ValueError(f"counts has {count} for sequence {b}, new positions are {new}")
             if length + count > capacity and not self.ring:
                 raise ValueError(f"key would bring sequence {b} to length {length + count}, the capacity is {capacity}")
+            if positions is not None and length + count > positions.shape[2]:
+                raise ValueError(
+                    f"key would bring sequence {b} to length {length + count}, rope has {positions.shape[2]} tokens"
+                )
         for b, count in enumerate(added):
             length = int(self.lengths[b])
             rotated = key[b : b + 1, :, :count]
             if self.rope is not None and count > 0:
                 wide = rotated.to(compute_type(rotated.dtype)).contiguous()
-                rotated = torch.ops.ssmax.rotate(wide, self.rope.numbers(), length)
+                rotated = self._rotated(wide, None if positions is None else positions[b % len(positions), None], length)
             # Skip the keys that a ring would overwrite within this call.
             first = max(0, count - capacity)
             while first < count:
@@ -96,6 +103,12 @@ class KVCache:
                 self.values[b, :, row : row + fitting] = value[b, :, first : first + fitting]
                 first += fitting
         self.lengths += torch.tensor(added, dtype=torch.int64)
+
+    def _rotated(self, rows: Tensor, positions: Tensor | None, start: int) -> Tensor:
+        """Returns rows [1, kv_heads, new, width] of one sequence, rotated as tokens from `start` on."""
+        if positions is not None:
+            positions, start = positions[:, :, start : start + rows.shape[2]].contiguous(), 0
+        return torch.ops.ssmax.rotate(rows, self.rope.numbers(), start, positions, self.rope.axes_of_pairs())
 
     def decode(
         self,
@@ -108,7 +121,8 @@ class KVCache:
         scaled_sinks: bool = False,
         scale: float | None = None,
         return_lse: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        return_statistics: bool = False,
+    ) -> Tensor | tuple[Tensor | RowStatistics, ...]:
         """Returns attention of query [batch, heads, new, width] at the last `new` positions of each sequence. Requires
         that the keys of these positions have been appended. n and positions come from the cache. The mask is
         ``Causal()`` by default. The other arguments are those of ``attention``."""
@@ -118,9 +132,10 @@ class KVCache:
         check_tensors(query, self.keys, self.values)
         operands = arguments(query, scaling, mask, score, sinks, scaled_sinks, self.rope, scale)
         _check_no_derivative("decode", query, *operands)
+        decode = torch.ops.ssmax.decode_statistics if return_statistics else torch.ops.ssmax.decode
         with torch.no_grad():
-            out, lse = torch.ops.ssmax.decode(query, self.keys, self.values, self.lengths, self.ring, *operands)
-        return (out, lse) if return_lse else out
+            out, lse, *statistics = decode(query, self.keys, self.values, self.lengths, self.ring, *operands)
+        return results(out, lse if return_lse else None, statistics)
 
     def clear(self) -> None:
         """Sets the length of every sequence to 0."""

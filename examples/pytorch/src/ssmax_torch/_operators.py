@@ -119,14 +119,20 @@ def _(grad_out, grad_lse, query, key, value, out, lse, learn, *arguments):
 
 
 @torch.library.register_fake("ssmax::decode")
-def _(query, keys, values, *arguments):
+def _fake_decode(query, keys, values, *arguments):
     check_inputs(query, keys, values, storage=(torch.float64,) if query.dtype == torch.float64 else _STORED)
     out = _empty_like(query, (*query.shape[:3], values.shape[3]))
     return out, query.new_empty(query.shape[:3], dtype=compute_type(query.dtype))
 
 
+@torch.library.register_fake("ssmax::decode_statistics")
+def _(*inputs):
+    out, lse = _fake_decode(*inputs)
+    return out, lse, *(torch.empty_like(lse) for _ in range(4))
+
+
 @torch.library.register_fake("ssmax::rotate")
-def _(rows, rope, start):
+def _(rows, rope, start, rope_positions=None, rope_axes=None):
     return _empty_like(rows, rows.shape)
 
 
@@ -156,7 +162,7 @@ def _(grad_out_shape, grad_lse_shape, query_shape, key_shape, value_shape, *argu
     return 2 * batch * heads * queries * key_shape[2] * (3 * width + 2 * value_shape[3])
 
 
-@register_flop_formula(torch.ops.ssmax.decode, get_raw=True)
+@register_flop_formula([torch.ops.ssmax.decode, torch.ops.ssmax.decode_statistics], get_raw=True)
 def _(query, keys, values, lengths, *arguments, out_val=None, **_) -> int:
     """Returns the FLOP of two products with the stored keys of each sequence."""
     _, heads, queries, width = query.shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._attention import attention
+from ._attention import RowStatistics, attention, results
 from ._rope import Rope
 from .mask import Documents, Integers, Mask, as_mask
 from .scaling import Scaling
@@ -29,8 +29,11 @@ def attention_varlen(
     rope: Rope | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
+    dropout_offset: int = 0,
     return_lse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    return_statistics: bool = False,
+) -> Tensor | tuple[Tensor | RowStatistics, ...]:
     """Computes ``attention`` of packed sequences, as flash-attn's ``flash_attn_varlen_func`` does.
 
     Args:
@@ -44,10 +47,12 @@ def attention_varlen(
         mask: another mask, such as ``SlidingWindow``, which must hold too. A tensor broadcasts to [heads, all queries,
             all keys].
 
-    The other arguments are those of ``attention``. n and positions begin anew in each sequence.
+    The other arguments are those of ``attention``. n and positions begin anew in each sequence. The rope has no
+    positions of its own. For dropout, all sequences are one batch entry.
 
     Returns:
         out [queries of all sequences, heads, d_value]. With ``return_lse`` also lse [heads, queries of all sequences].
+        With ``return_statistics`` also a ``RowStatistics`` of tensors of this shape.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
@@ -59,7 +64,7 @@ def attention_varlen(
     if other.top_left or not other.prefix is other.lengths is other.cu_queries is None:
         raise ValueError(f"{_NAME}: mask is {other}, must be of Causal, SlidingWindow, Chunks and MatrixMask")
     sequences = Documents(cu_seqlens, cu_seqlens_keys=cu_seqlens_keys, causal=causal)
-    out, lse = attention(
+    out, lse, *statistics = attention(
         *(x.transpose(0, 1).unsqueeze(0) for x in (query, key, value)),
         scaling=scaling,
         mask=sequences & other,
@@ -69,7 +74,10 @@ def attention_varlen(
         rope=rope,
         scale=scale,
         dropout_p=dropout_p,
+        dropout_seed=dropout_seed,
+        dropout_offset=dropout_offset,
         return_lse=True,
+        return_statistics=return_statistics,
     )
-    out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)
-    return (out, lse) if return_lse else out
+    statistics = [x.squeeze(0) for each in statistics for x in each]
+    return results(out.squeeze(0).transpose(0, 1), lse.squeeze(0) if return_lse else None, statistics)
