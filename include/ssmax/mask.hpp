@@ -206,9 +206,10 @@ struct PrefixLM {
   }
 };
 
-/// A mask for padding: the first lengths[b] keys of batch entry b are visible. The mask clamps lengths[b] to [0,
-/// keys]. Positions count rows, with padding before the tokens (see LeftPadding): `KeyLengths & Causal` is right if queries and keys have the same
-/// padding. The option `lengths` (sequence_lengths.hpp) does not compute padded queries.
+/// A mask for padding after the tokens: the first lengths[b] keys of batch entry b are visible. The mask clamps
+/// lengths[b] to [0, keys]. Positions count rows of padding, too: `KeyLengths & Causal` is right if queries and keys
+/// have the same padding. The option `lengths` (sequence_lengths.hpp) does not compute padded queries. For padding
+/// before the tokens, see LeftPadding.
 struct KeyLengths {
   Integers lengths;  ///< One number per batch entry.
 

@@ -271,8 +271,10 @@ class PagedKvCache {
   }
   /// @cond
   // For a deleted function, the compiler prints its line.
+  // clang-format off
   void source(KeptIntegers) const&& = delete;  // the source refers to the cache: give the cache a name
-                                               /// @endcond
+  // clang-format on
+  /// @endcond
 
  private:
   struct Sequence {

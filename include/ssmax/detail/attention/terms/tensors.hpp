@@ -100,7 +100,8 @@ class Rows {
     if (extents_[0] * extents_[1] * extents_[2] * extents_[3] == 0)
       strides_[0] = strides_[1] = strides_[2] = strides_[3] = 0;
   }
-  /// Keeps indices [first, first + count) of a dimension. first_head stays unchanged. A tensor that is left out stays so.
+  /// Keeps indices [first, first + count) of a dimension. first_head stays unchanged. A tensor that is left out stays
+  /// so.
   SSMAX_INLINE void keep(int dimension, index_t first, index_t count) {
     if (data_ != nullptr) data_ = static_cast<const char*>(data_) + first * strides_[dimension] * size_;
     extents_[dimension] = std::min(extents_[dimension], count);
