@@ -68,7 +68,7 @@ struct DecodeScratch {
 };
 
 /// The attention of at most decode_rows queries of a kv head, or of several. Rows of several kv heads whose keys lie
-/// between each other read them in the order of memory: each head reads heads_tile keys, then the next head.
+/// between each other read them in the order of memory: keys_in_turn keys of a head, then the next head.
 template <class Compute>
 class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
  public:
@@ -306,8 +306,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
   template <class F>
   void for_each_head(index_t r, index_t rows, KeyRange keys, const F& f) const {
     if (heads_ == 1) return f(kv_head_, r, rows, keys);
+    const index_t in_turn = keys_in_turn(problem_.keys.k_size());
     for (KeyRange tile = keys; tile.begin < keys.end; tile.begin = tile.end) {
-      tile.end = std::min(tile.begin + heads_tile, keys.end);
+      tile.end = std::min(tile.begin + in_turn, keys.end);
       for (index_t first = r, end; first < r + rows; first = end) {
         const index_t head = first / rows_of_head_;
         end = std::min((head + 1) * rows_of_head_, r + rows);
@@ -454,8 +455,6 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     });
   }
 
-  /// Keys that rows of a kv head read before those of the next one. Measured: docs/measured.md.
-  static constexpr index_t heads_tile = 32;
   static constexpr index_t widest_vector = 64 / sizeof(Compute);  // in numbers, of all targets
 
   const Multipliers multipliers_;

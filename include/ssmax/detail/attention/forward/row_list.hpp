@@ -83,12 +83,15 @@ class RowList {
                 problem_.keys.head_distance().v);
   }
 
-  /// Return the same of a kv head, without prefetching. The heads have known distances.
+  /// Return the same of a kv head. The heads have known distances. Float does not prefetch.
   ListedRows<void> keys_of(index_t kv_head, index_t first, index_t count) const {
-    return {k_rows_ + first, kv_head * problem_.keys.head_distance().k, count, problem_.width()};
+    return rows_of_head({k_rows_ + first, kv_head * problem_.keys.head_distance().k, count, problem_.width()},
+                        problem_.keys.k_size());
   }
   ListedRows<void> values_of(index_t kv_head, index_t first, index_t count) const {
-    return {v_rows_ + first, kv_head * problem_.keys.head_distance().v, count, problem_.value_width()};
+    return rows_of_head(
+        {v_rows_ + first, kv_head * problem_.keys.head_distance().v, count, problem_.value_width()},
+        problem_.keys.v_size());
   }
 
  private:
@@ -106,6 +109,14 @@ class RowList {
     } else if (last_.prefetches_next) {
       rows.ahead = last_.is_last_head ? rows.rows + last_.keys.size() : rows.rows;
       rows.ahead_bytes = last_.is_last_head ? 0 : rows.bytes + distance;
+    }
+    return rows;
+  }
+
+  ListedRows<void> rows_of_head(ListedRows<void> rows, index_t element_size) const {
+    if (last_.keys.size() > listed_ahead && element_size < static_cast<index_t>(sizeof(float))) {
+      rows.ahead = rows.rows + listed_ahead;
+      rows.ahead_bytes = rows.bytes;
     }
     return rows;
   }

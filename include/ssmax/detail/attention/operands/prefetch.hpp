@@ -51,6 +51,23 @@ inline constexpr index_t max_next_bytes = index_t{16} << 10;
 /// The longest run of keys whose kernels prefetch the runs after it. Kernels of longer runs prefetch within the run.
 inline constexpr index_t short_run = 256;
 
+/// Returns whether a task takes rows of several kv heads whose keys lie between each other, and reads a few keys of each
+/// in turn. In float, this is faster. In 16 bits, it is faster from memory, and slower in the third-level cache.
+/// Tasks of 8 bits, not measured, take one kv head. `keys` counts those of all sequences. Measured: docs/measured.md.
+template <class Compute>
+bool takes_several_heads(const Problem<Compute>& problem, double keys) {
+  const index_t size = std::max(problem.keys.k_size(), problem.keys.v_size());
+  if (std::min(problem.keys.k_size(), problem.keys.v_size()) < 2) return false;
+  return size >= static_cast<index_t>(sizeof(float)) ||
+         keys * static_cast<double>(problem.kv_heads() * (problem.width() + problem.value_width()) * size) >
+             static_cast<double>(max_shared_bytes);
+}
+
+/// Returns how many keys such a task reads of each kv head in turn. Measured: docs/measured.md.
+inline index_t keys_in_turn(index_t element_size) {
+  return element_size >= static_cast<index_t>(sizeof(float)) ? 16 : 32;
+}
+
 /// Returns whether tasks of several kv heads may read a few keys of each in turn. Listed rows need heads with known
 /// distances. Runs with factors of channels have a sum of their own, so they are not cut.
 template <class Compute>

@@ -76,8 +76,8 @@ class PathCut {
     path.waiting_bytes = 0;
     const bool may_group =
         blocks.are_few && (chunks > 1 || keys.most >= min_keys_of_heads) && may_group_heads(keys.first);
-    const index_t most_heads =
-        blocks.takes_heads && may_group ? blocks.most / std::min(path.rows, blocks.most) : 1;
+    const bool takes_several = blocks.takes_heads && may_group && takes_several_heads(problem_, keys.all);
+    const index_t most_heads = takes_several ? blocks.most / std::min(path.rows, blocks.most) : 1;
     if (chunks < 2) {
       // With fewer keys, the tasks of kv heads prefetch those of the next one.
       if (most_heads > 1)
