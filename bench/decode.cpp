@@ -87,12 +87,13 @@ struct FilledPages {
       }
     }
   }
-  ssmax::PagedKeys<T, T, std::int32_t> keys() const {
+  ssmax::PagedKeys<T, T, ssmax::PageTable<std::int32_t>> keys() const {
     const auto pages = static_cast<index_t>(table.size());
     const std::array<index_t, 4> extents{pages, page_size, shape.kv_heads, shape.width};
-    return {{k.data(), extents},
-            {v.data(), extents},
-            {ssmax::View<const std::int32_t, 2>(table.data(), {1, pages}), std::span(lengths)}};
+    return {
+        {k.data(), extents},
+        {v.data(), extents},
+        ssmax::PageTable(ssmax::View<const std::int32_t, 2>(table.data(), {1, pages}), std::span(lengths))};
   }
 
   AttentionShape shape;

@@ -118,7 +118,7 @@ class Decoder {
 
  private:
   using Arguments = ssmax::AttentionArguments<float>;
-  using Plan = ssmax::Plan<float, ssmax::Causal>;
+  using Plan = ssmax::Plan<float>;
 
   // Eigen computes the last rows of a product in another order unless their number is a multiple of its blocks.
   static index_t padded(index_t rows) { return (rows + 15) / 16 * 16; }
@@ -177,7 +177,7 @@ class Decoder {
   }
 
   // Returns the tensors of `count` tokens from `first` on.
-  Arguments arguments(Cache::Source source, index_t first, index_t count) {
+  Arguments arguments(ssmax::Keys<float> source, index_t first, index_t count) {
     const ssmax::View<const float, 2> q(qkv_.data() + first * shape_.qkv_width(), {count, shape_.width()},
                                         {shape_.qkv_width(), 1});
     const ssmax::View<float, 2> out(heads_.data() + first * shape_.width(), {count, shape_.width()});

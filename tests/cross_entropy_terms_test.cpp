@@ -75,8 +75,9 @@ ExpectedTerms expected_terms_of(const TermsProblem<T>& problem) {
     if (!is_ignored(row))
       expected.weight_sum += problem.weight(problem.targets[static_cast<std::size_t>(row)]);
   }
-  const Real factor = expected.weight_sum == 0 ? 0 : Real(options.dloss) / expected.weight_sum;
+  const Real of_mean = expected.weight_sum == 0 ? 0 : Real(options.dloss) / expected.weight_sum;
   for (index_t row = 0; row < problem.rows; ++row) {
+    const Real factor = of_mean + (options.dlosses.empty() ? 0 : Real(options.dlosses(row)));
     const index_t target = problem.targets[static_cast<std::size_t>(row)];
     std::vector<Real> x, slopes;
     for (index_t i = 0; i < problem.classes; ++i) {
@@ -195,6 +196,41 @@ TEST_CASE("gradients of terms agree with finite differences", "[cross_entropy]")
       CHECK(gradcheck::relative_error(result.gradient, numeric) <= 1e-7);
     }
   });
+}
+
+TEMPLATE_TEST_CASE("dlosses are gradients of the losses of rows", "[cross_entropy]", float, double, half,
+                   bfloat16) {
+  const std::vector<double> dlosses{0.5, -2, 0, 3, 1e-3};
+  for_each_target([&](const std::string& name) {
+    for (const Terms& terms : all_terms) {
+      for (const double dloss : {0.0, -1.75}) {
+        INFO(name << ", smoothing " << terms.label_smoothing << ", softcap " << terms.softcap << ", dloss "
+                  << dloss);
+        TermsProblem<TestType> problem(terms, 5, 37);
+        problem.options.dloss = dloss;
+        problem.options.dlosses = View<const double, 1>(dlosses.data(), {5});
+        check_terms(problem);
+        problem.target(3) = ignored;
+        check_terms(problem);
+      }
+    }
+  });
+}
+
+TEST_CASE("dlosses without a row that counts, and dlosses that do not fit", "[cross_entropy][errors]") {
+  Problem<double> problem(3, 7);
+  std::vector<double> numbers{1, 2, 3};
+  problem.options.dlosses = View<const double, 1>(numbers.data(), {3});
+  problem.targets.assign(3, ignored);
+  CHECK(problem.run(Where::apart).gradient == std::vector<double>(21, 0));
+
+  const auto message = [&] { return refusal([&] { problem.run(Where::apart); }); };
+  problem.options.dlosses = View<const double, 1>(numbers.data(), {2});
+  CHECK(mentions(message(), "dlosses has extent 2"));
+  problem.options.dlosses = View<const double, 1>(numbers.data(), {3});
+  problem.options.losses = View<double, 1>(numbers.data(), {3});
+  CHECK(mentions(message(), "overlaps dlosses"));
+  CHECK(numbers == std::vector<double>{1, 2, 3});
 }
 
 /// pytorch/pytorch#73205 and #69339 report the value.

@@ -244,7 +244,7 @@ void check_out_is_q(const Data<T>& data, const K& keys, const Cut& cut, const Se
           check_cut(explanation);
         });
         check_out_is_q(data, rows, [&](const A& a) {
-          const ssmax::Plan<Compute<T>, Causal> plan(with_all(a, nullptr), executor.threads, Causal{});
+          const ssmax::Plan<Compute<T>> plan(with_all(a, nullptr), executor.threads, Causal{});
           check_cut(plan.explanation());
           ssmax::Workspace workspace;
           plan.run(of_call(a), std::span(workspace.reserve(plan.bytes()), plan.bytes()), executor);

@@ -16,8 +16,8 @@ namespace decode_problem::paged_kv_cache_test {
 using Int8 = OwnInt8;
 using ssmax::PagedKvCache, ssmax::PagedKvCacheFull, ssmax::PagedKvCacheOptions;
 
-static_assert(ssmax::KeySource<PagedKvCache<float>::Source>);
-static_assert(ssmax::KeySource<PagedKvCache<Int8, float>::Source>);
+static_assert(ssmax::KeySource<PagedKeys<float, float, PagedKvCache<float>::Pages>>);
+static_assert(ssmax::KeySource<PagedKeys<Int8, float, PagedKvCache<Int8, float>::Pages>>);
 
 template <class X>
 void fill_with_nan(std::span<const X> memory) {

@@ -59,7 +59,7 @@ std::vector<T> expected(const K& source) {
 
 /// Runs a plan over another source in exactly bytes(). Returns false if bind refuses the source.
 template <class T, class K>
-bool check_bound(const Plan<float, Causal>& plan, const K& source, const std::vector<T>& expected) {
+bool check_bound(const Plan<float>& plan, const K& source, const std::vector<T>& expected) {
   const SSMax<float> scaling{0.3F};
   bool is_bound = false;
   const auto check_run = [&](auto&& executor) {
@@ -125,7 +125,7 @@ template <class X>
 struct Pages {
   std::vector<std::vector<index_t>> tables;
   std::vector<index_t> lengths = std::vector<index_t>(4, keys_of_each);
-  std::vector<PagedKeys<X, X, index_t>> sources;
+  std::vector<PagedKeys<X, X, PageTable<index_t>>> sources;
 
   explicit Pages(const Forks<X>& forks) {
     const index_t row = width / (std::same_as<X, Q8_0> ? 32 : 1), head = page * row, pages = 300;
@@ -157,7 +157,7 @@ struct Pages {
 template <class X>
 void check_forks() {
   using T = QueryOf<X>;
-  using Source = typename PagedKvCache<X>::Source;
+  using Source = PagedKeys<X, X, typename PagedKvCache<X>::Pages>;
   const Forks<X> forks;
   const Pages<X> pages(forks);
   for_each_target_of<T>([&](const std::string&) {
@@ -187,7 +187,7 @@ TEST_CASE("common codes with other factors are no common keys", "[decode][plan][
   const Forks<Int8> forks;
   const auto source = forks.cache.source(forks.batches.back());
   const std::vector<float> factors{0.01F, 0.02F, 0.01F, 0.03F}, same(4, 0.01F);
-  using Source = Own<PagedKvCache<Int8>::Source>;
+  using Source = Own<PagedKeys<Int8, Int8, PagedKvCache<Int8>::Pages>>;
   const Source own{{source}, true, factors.data()}, of_same{{source}, true, same.data()};
   const std::vector<float> alone = expected<float>(Source{{source}, false, factors.data()});
   CHECK(same_bits(expected<float>(own), alone));

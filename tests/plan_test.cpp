@@ -107,7 +107,7 @@ void check_source_plan(const Shape& shape, const M& mask, const AttentionOptions
                                  heads.scaling(), mask, Softcap{7});
     for (const index_t threads : {1, 3}) {
       Output<T> none(shape);
-      const Plan<Compute<T>, M> plan(with(decode_arguments_of(problem, none, cache), options), threads, mask);
+      const Plan<Compute<T>> plan(with(decode_arguments_of(problem, none, cache), options), threads, mask);
       CHECK(plan.explanation().path == expected.explanation.path);
       const GuardedMemory memory(plan.bytes());
       const auto check_run = [&](auto&& executor) {

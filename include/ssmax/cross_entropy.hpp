@@ -19,6 +19,9 @@
 ///     mass      = (1 - ε)·w_t + ε/C·Σ_j w_j + 2·ζ·lse
 ///     dlogits_j = dloss/Σ_i w_t(i) · (1 - (x_j/softcap)²) · (mass·p_j - ε/C·w_j - (1 - ε)·w_t·[j = t])
 ///
+/// With dlosses, dlogits is the gradient of dloss·loss + Σ_i dlosses_i·l_i: dlosses_i is added to dloss/Σ_i w_t(i) in
+/// row i. For losses that are not averaged, set dloss to 0.
+///
 /// Smoothing and weights have the definition of PyTorch's cross_entropy with reduction "mean". Sources: label smoothing
 /// arXiv:1512.00567, softcap arXiv:2408.00118 (Gemma 2), z-loss arXiv:2204.02311 (PaLM, ζ = 1e-4). The weights do not
 /// multiply the z-loss. If Σ_i w_t(i) is 0, loss and dlogits are 0.
@@ -52,6 +55,8 @@
 /// | dlogits | u·abs(dloss)/Σ_i w_t(i) · (m·p_j + ε/C·w_j), m = (1 - ε)·w_t + ε/C·Σ_j w_j + 2·ζ·max(1, abs(lse)) |
 /// | dlogits of the target | the same with 1 in place of p_j |
 ///
+/// With dlosses, abs(dloss)/count is the absolute value of the sum of the row.
+///
 /// The executor distributes rows. The number of rows per task and the order of the sums depend on the extents only.
 /// So loss and gradient are bit-identical for every executor. The loss is also bit-identical with and without
 /// dlogits. The view dlogits may be the memory of the logits. Otherwise dlogits must not overlap the logits. To omit
@@ -74,7 +79,7 @@
 /// @{
 SSMAX_BEGIN_DATA
 
-/// The optional arguments of cross_entropy. `weights` and `losses` are your memory.
+/// The optional arguments of cross_entropy. `weights`, `losses` and `dlosses` are your memory.
 struct CrossEntropyOptions {
   index_t ignored = -100;           ///< Target of rows that are ignored; may be a class.
   double dloss = 1;                 ///< The gradient of the loss.
@@ -83,6 +88,7 @@ struct CrossEntropyOptions {
   double softcap = 0;               ///< A normal float of at most 500,000. 0: logits are not capped.
   double z_loss = 0;                ///< ζ, finite and at least 0.
   View<double, 1> losses{};         ///< [rows]: receives l_i, 0 for ignored rows; may be left out.
+  View<const double, 1> dlosses{};  ///< [rows]: gradients of l_i, added to that of the mean; may be left out.
 };
 
 /// The result of cross_entropy.
@@ -163,6 +169,17 @@ void check_losses(const View<double, 1>& losses, const View<const T, 2>& logits,
   check_no_overlap(function, "losses", losses, "weights", View<const float, 1>(weights));
 }
 
+/// Throws unless `dlosses` has one number per row and overlaps no result.
+template <class T>
+void check_dlosses(const CrossEntropyOptions& options, const View<const T, 2>& logits,
+                   const View<T, 2>& dlogits) {
+  const char* function = "cross_entropy";
+  check_view(function, "dlosses", options.dlosses);
+  check_extent(function, "dlosses", options.dlosses, 0, "logits", logits, 0);
+  check_no_overlap(function, "losses", options.losses, "dlosses", options.dlosses);
+  check_no_overlap(function, "dlogits", dlogits, "dlosses", options.dlosses);
+}
+
 }  // namespace detail
 
 /// Returns the loss of logits [row, class] against targets [row]. Writes the gradient to dlogits unless dlogits is
@@ -197,6 +214,8 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
   }
   const bool wants_losses = detail::is_given(options.losses);
   if (wants_losses) detail::check_losses(options.losses, logits, targets, dlogits, options.weights);
+  const bool has_dlosses = detail::is_given(options.dlosses);
+  if (has_dlosses) detail::check_dlosses(options, logits, dlogits);
   const detail::CountedTargets counted = detail::count_targets(targets, options, classes);
   CrossEntropy result{0, counted.count};
   if (wants_losses)
@@ -219,9 +238,10 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
       T* to = wants_gradient ? &dlogits(row, 0) : nullptr;
       if (target != options.ignored) {
         const T* from = &logits(row, 0);
-        const double loss = is_plain ? compiled::cross_entropy_row(kernels, from, classes, target, factor, to)
+        const double of_row = has_dlosses ? factor + options.dlosses(row) : factor;
+        const double loss = is_plain ? compiled::cross_entropy_row(kernels, from, classes, target, of_row, to)
                                      : compiled::weighted_cross_entropy_row(kernels, from, classes, target,
-                                                                            terms, factor, to);
+                                                                            terms, of_row, to);
         if (wants_losses) options.losses(row) = loss;
         sum += loss;
       } else if (wants_gradient) {

@@ -31,7 +31,7 @@
 ///                                                     overlaps it
 ///
 /// attention (attention.hpp) and Plan (plan.hpp) take a source as the argument `keys` (attention_arguments.hpp).
-/// KvCache (kv_cache.hpp), PagedKvCache::Source (paged_kv_cache.hpp) and PagedKeys (paged_keys.hpp) are sources. The
+/// KvCache (kv_cache.hpp) and PagedKeys (paged_keys.hpp), also those of a PagedKvCache, are sources. The
 /// example custom_key_source.cpp defines a source: `run` looks up the page of `key` in the page table and returns the
 /// rest of that page. A source must not change during a call. Several threads call its members.
 #pragma once

@@ -145,15 +145,16 @@ PageTable(const Pages&, const Pages&, const Lengths&)
     -> PageTable<shared::ElementOf<const Pages>, shared::ElementOf<const Lengths>>;
 /// @endcond
 
-/// A source of keys in pages. K and V are the storage types of keys and values.
-template <class K, class V = K, class Index = int, class Length = Index>
+/// A source of keys in pages. K and V are the storage types of keys and values. Table is a PageTable, or the page tables
+/// of a PagedKvCache.
+template <class K, class V = K, class Table = PageTable<int>>
 class PagedKeys {
  public:
   using Element = K;       ///< Storage type of keys.
   using ValueElement = V;  ///< Storage type of values.
 
   /// Refers to a pool and a table: the top of paged_keys.hpp.
-  PagedKeys(const View<const K, 4>& k, const View<const V, 4>& v, const PageTable<Index, Length>& table,
+  PagedKeys(const View<const K, 4>& k, const View<const V, 4>& v, const Table& table,
             const KeyScales& scales = {}, const ChannelScales& channel_scales = {})
       : k_(k), v_(v), scales_(scales), channel_scales_(channel_scales), table_(table) {
     detail::check_view("PagedKeys", "k", k_);
@@ -192,7 +193,7 @@ class PagedKeys {
   /// Returns a run of keys that starts at `key`, of sequence b and kv head h.
   [[nodiscard]] KeyRun<K, V> run(index_t b, index_t h, index_t key) const {
     const index_t size = page_size(), at = key % size, last = std::min(length(b), key + longest_run);
-    const Index* entry = table_.entry(b, h, key / size);
+    auto entry = table_.entry(b, h, key / size);
     const index_t page = std::max<index_t>(static_cast<index_t>(*entry), 0);
     index_t end = key - at + size;
     if (joins_pages()) {
@@ -238,7 +239,7 @@ class PagedKeys {
     if (size == 1) {
       const K* const k = detail::row_of(k_, 0, 0, h);
       const V* const v = detail::row_of(v_, 0, 0, h);
-      const Index* const entries = table_.entry(b, h, first);
+      const auto entries = table_.entry(b, h, first);
       for (index_t i = 0; i < count; ++i) {
         const index_t page = std::max<index_t>(static_cast<index_t>(entries[i * table_.stride()]), 0);
         to.k[i] = reinterpret_cast<const std::byte*>(k + page * k_.stride(0));
@@ -298,7 +299,7 @@ class PagedKeys {
     }
     KeyRange gap{0, 0};
     for (index_t h = 0; h < table_.heads() && pages > 0; ++h) {
-      const Index* const entries = table_.entry(b, h, 0);
+      const auto entries = table_.entry(b, h, 0);
       for (index_t i = 0; i < pages; ++i) {
         const auto page = static_cast<index_t>(entries[i * table_.stride()]);
         if (page >= k_.extent(0))
@@ -326,14 +327,13 @@ class PagedKeys {
   ChannelScales channel_scales_;
   std::uint64_t layout_ = 0;
   bool has_channel_scales_ = false;
-  PageTable<Index, Length> table_;
+  Table table_;
   std::vector<KeyRange> missing_;  // [batch], or empty
 };
 
-template <class K, class V, class Index, class Length>
-PagedKeys(const View<K, 4>&, const View<V, 4>&, const PageTable<Index, Length>&, const KeyScales& = {},
-          const ChannelScales& = {})
-    -> PagedKeys<std::remove_const_t<K>, std::remove_const_t<V>, Index, Length>;
+template <class K, class V, class Table>
+PagedKeys(const View<K, 4>&, const View<V, 4>&, const Table&, const KeyScales& = {},
+          const ChannelScales& = {}) -> PagedKeys<std::remove_const_t<K>, std::remove_const_t<V>, Table>;
 
 SSMAX_END
 /// @}

@@ -15,7 +15,7 @@
 /// | ids | [batch]: the sequence of each batch entry of a call. Sequences may repeat |
 ///
 /// The pool has keys [pages, kv_heads, page, width] and values [pages, kv_heads, page, value_width]. P is the number of
-/// keys of a page. Key i of a sequence is key i mod P of its page i / P. A key run ends where its page ends.
+/// keys of a page. Key i of a sequence is key i mod P of its page i / P. `source` returns PagedKeys (paged_keys.hpp).
 ///
 /// The cache counts the sequences that use each page. The functions append and keep copy a shared page before the first
 /// write (copy on write). The functions keep, truncate and remove free the pages that no sequence uses any more. Memory
@@ -39,7 +39,7 @@
 
 #include "detail/checks/views.hpp"
 #include "detail/memory/stored_rows.hpp"
-#include "key_source.hpp"
+#include "paged_keys.hpp"
 #include "rope.hpp"
 #include "view.hpp"
 
@@ -103,36 +103,30 @@ class PagedKvCache {
  public:
   using Compute = detail::ComputeType<K>;  ///< Type of computation: double for double, float for the others.
 
-  /// Sequences of a PagedKvCache, as a source of keys (key_source.hpp). Refers to the cache and to the ids.
-  class Source {
+  /// The page tables of sequences of a PagedKvCache: the table of PagedKeys. Refers to the cache and to the ids.
+  class Pages {
    public:
-    using Element = K;       ///< Storage type of keys.
-    using ValueElement = V;  ///< Storage type of values.
-
-    /// Returns the extents.
-    [[nodiscard]] KeySourceShape shape() const {
-      const PagedKvCacheOptions& options = cache_->options_;
-      return {std::ssize(ids_), options.kv_heads, options.width, options.value_width};
-    }
+    /// Returns the number of batch entries.
+    [[nodiscard]] index_t batch() const { return std::ssize(ids_); }
+    /// Returns 1: all kv heads have the same pages.
+    [[nodiscard]] index_t heads() const { return 1; }
     /// Returns the number of keys of batch entry b.
-    [[nodiscard]] index_t length(index_t b) const { return cache_->sequence(id(b)).length; }
-    /// Returns all positions of batch entry b.
-    [[nodiscard]] KeyRange stored(index_t b) const { return {0, length(b)}; }
-    /// Returns true: sequences made by `fork` have the same pages.
-    [[nodiscard]] bool shares_keys() const { return true; }
-    /// Returns the keys from `key` to the end of its page, of batch entry b and kv head h.
-    [[nodiscard]] KeyRun<K, V> run(index_t b, index_t h, index_t key) const {
-      return cache_->run(id(b), h, key);
+    [[nodiscard]] index_t length(index_t b) const { return sequence(b).length; }
+    /// Returns the number of pages of batch entry b.
+    [[nodiscard]] index_t entries(index_t b) const { return std::ssize(sequence(b).pages); }
+    /// Returns page i of batch entry b.
+    [[nodiscard]] index_t page(index_t b, index_t h, index_t i) const { return *entry(b, h, i); }
+    /// @cond
+    [[nodiscard]] const index_t* entry(index_t b, index_t, index_t i) const {
+      return sequence(b).pages.data() + i;
     }
-    /// Returns the memory of the pool.
-    [[nodiscard]] std::pair<std::span<const K>, std::span<const V>> memory() const {
-      return cache_->rows_.memory();
-    }
+    [[nodiscard]] index_t stride() const { return 1; }
+    /// @endcond
 
    private:
     friend class PagedKvCache;
-    Source(const PagedKvCache& cache, Integers ids) : cache_(&cache), ids_(ids) {}
-    index_t id(index_t b) const { return ids_[static_cast<std::size_t>(b)]; }
+    Pages(const PagedKvCache& cache, Integers ids) : cache_(&cache), ids_(ids) {}
+    const auto& sequence(index_t b) const { return cache_->sequence(ids_[static_cast<std::size_t>(b)]); }
 
     const PagedKvCache* cache_;
     Integers ids_;
@@ -265,9 +259,25 @@ class PagedKvCache {
 
   /// Returns a source of the keys of these sequences, one per batch entry. Cache and ids must outlive the source.
   /// Throws std::invalid_argument if an id has no sequence.
-  [[nodiscard]] Source source(KeptIntegers ids) const& {
+  [[nodiscard]] PagedKeys<K, V, Pages> source(KeptIntegers ids) const& {
     for (index_t id : ids) check_id("PagedKvCache::source", "ids", id);
-    return {*this, ids};
+    const auto pool = [this]<class T>(std::span<const T> rows, index_t row) {
+      const index_t page = options_.page, heads = options_.kv_heads;
+      return View<const T, 4>(rows.data(), {options_.pages, page, heads, row},
+                              {heads * page * row, row, page * row, 1});
+    };
+    const auto factors = [&](std::span<const float> scales) {
+      if (scales.empty()) return View<const float, 3>();
+      const View<const float, 4> rows = pool(scales, 1);
+      return View<const float, 3>(rows.data_handle(), {rows.extent(0), rows.extent(1), rows.extent(2)},
+                                  {rows.stride(0), rows.stride(1), rows.stride(2)});
+    };
+    const auto [k, v] = rows_.memory();
+    const auto [k_scales, v_scales] = rows_.scales();
+    return {pool(k, options_.width / detail::group_of<K>),
+            pool(v, options_.value_width / detail::group_of<V>),
+            Pages(*this, ids),
+            {factors(k_scales), factors(v_scales)}};
   }
   /// @cond
   // For a deleted function, the compiler prints its line.
@@ -315,12 +325,6 @@ class PagedKvCache {
 
   index_t page_of(const Sequence& s, index_t key) const {
     return s.pages[static_cast<std::size_t>(key / options_.page)];
-  }
-
-  KeyRun<K, V> run(index_t id, index_t h, index_t key) const {
-    const Sequence& s = sequence(id);
-    return rows_.run(row_of(page_of(s, key), h, key),
-                     std::min(options_.page - key % options_.page, s.length - key));
   }
 
   void check_id(const char* function, const char* name, index_t id) const {

@@ -46,11 +46,13 @@
 
 #include <cstddef>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "attention.hpp"
 #include "attention_backward.hpp"
 #include "detail/attention/desk/plan.hpp"
+#include "detail/attention/desk/planned_mask.hpp"
 
 /// @addtogroup plan
 /// @{
@@ -67,7 +69,7 @@ struct run_takes_a_scaling_a_score_and_an_executor_the_plan_has_the_mask;
 
 /// A planned call with its tensors, scaling and score. `bind` of a plan returns it. The plan and the tensors must
 /// outlive it, and so must a source that is a variable. It keeps scaling and score.
-template <class A, class S, class M, class C>
+template <class A, class S, class C>
 class BoundCall {
  public:
   /// Not copied.
@@ -86,8 +88,8 @@ class BoundCall {
   }
 
   /// @cond
-  BoundCall(const detail::ForwardPlan<A>& plan, const M& mask, const AttentionArguments<A>& a,
-            const S& scaling, const C& score)
+  BoundCall(const detail::ForwardPlan<A>& plan, const detail::PlannedMask<A>& mask,
+            const AttentionArguments<A>& a, const S& scaling, const C& score)
       : plan_(plan), keys_(a.keys), scaling_(scaling), score_(score), variant_(scaling_, mask, score_) {
     plan_.bind(a, keys_, variant_, call_);
   }
@@ -98,7 +100,7 @@ class BoundCall {
   const Keys<A> keys_;  // that call_ refers to
   const S scaling_;
   const C score_;
-  const detail::UserVariant<A, S, M, C> variant_;
+  const detail::UserVariant<A, S, detail::PlannedMask<A>, C> variant_;
   shared::ForwardCall<A> call_{};
 };
 
@@ -108,25 +110,26 @@ class BoundCall {
 /// If sequences of the example's source have shared keys (KeySource::shares_keys), the calls compute them once. Then
 /// each source must have the keys in the same memory for the same sequences. `bind` compares the memory page by page.
 /// Exception: a source with the layout number of the example (KeySource::layout) is not compared.
-template <class A = float, class M = Full>
+template <class A = float>
 class Plan {
-  static_assert(detail::MaskOfCall<M>, "ssmax::Plan: pass a mask; bind and run take the other policies");
-
  public:
   /// Plans calls on at most `max_threads` threads. The plan reads extents and storage types of the example's tensors.
-  /// The tensors may be null. `out`, `lse`, `workspace` and `explanation` are not used. Throws std::invalid_argument if
-  /// tensors, source, mask, lengths or the positions of the rope do not fit, or if max_threads is below 1.
-  Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads, const M& mask)
-      : Plan(example, max_threads, mask, true) {}
+  /// The tensors may be null. `out`, `lse`, `workspace` and `explanation` are not used. The plan owns a copy of the
+  /// mask. Throws std::invalid_argument if tensors, source, mask, lengths or the positions of the rope do not fit, or if
+  /// max_threads is below 1.
+  template <class M>
+  requires(detail::MaskOfCall<M>)
+      Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads, const M& mask)
+      : Plan(detail::PlannedMask<A>(mask), example, max_threads, true) {}
   /// The same with the mask Full.
   explicit Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads = 1)
-      : Plan(example, max_threads, M{}, false) {}
+      : Plan(detail::PlannedMask<A>(Full{}), example, max_threads, false) {}
   /// @cond
-  template <class First, class Second, class... P>
-  Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads, const First&,
-       const Second&, const P&...)
+  template <class... P>
+  requires(sizeof...(P) > 1 || !(detail::MaskOfCall<P> && ...))
+      Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads, const P&...)
       : Plan(example, max_threads) {
-    static_assert(std::is_void_v<First>, "ssmax::Plan: pass a mask; bind and run take the other policies");
+    static_assert(sizeof...(P) == 0, "ssmax::Plan: pass a mask; bind and run take the other policies");
   }
   /// @endcond
 
@@ -152,7 +155,7 @@ class Plan {
       [[nodiscard]] auto bind(const AttentionArguments<A>& a, const P&... policies) const {
     using Given = detail::Policies<const P...>;
     const Given given(policies...);
-    return BoundCall<A, typename Given::S, M, typename Given::C>(plan_, mask_, a, given.scaling, given.score);
+    return BoundCall<A, typename Given::S, typename Given::C>(plan_, mask_, a, given.scaling, given.score);
   }
   /// @cond
   template <class... P, class Mistake = mistake::bind_takes_a_scaling_and_a_score_the_plan_has_the_mask<P...>>
@@ -167,7 +170,7 @@ class Plan {
   requires(detail::are_policies<P...>() && detail::count_of<detail::IsMask, P...>() == 0) void run(
       const AttentionArguments<A>& a, std::span<std::byte> memory, P&&... policies) const {
     const detail::Policies<P...> given(policies...);
-    const BoundCall<A, typename detail::Policies<P...>::S, M, typename detail::Policies<P...>::C> call(
+    const BoundCall<A, typename detail::Policies<P...>::S, typename detail::Policies<P...>::C> call(
         plan_, mask_, a, given.scaling, given.score);
     call.run(memory, given.executor);
   }
@@ -181,22 +184,16 @@ class Plan {
   /// @endcond
 
  private:
-  Plan(const AttentionArguments<A>& example, index_t max_threads, const M& mask, bool has_mask)
-      : mask_(mask),
-        plan_(example, max_threads,
-              detail::UserVariant<A, Softmax, M, Identity>(detail::default_scaling, mask_,
-                                                           detail::default_score),
-              has_mask) {}
+  Plan(detail::PlannedMask<A> mask, const AttentionArguments<A>& example, index_t max_threads, bool has_mask)
+      : mask_(std::move(mask)), plan_(example, max_threads, mask_.variant(), has_mask) {}
 
-  const M mask_;
+  const detail::PlannedMask<A> mask_;
   const detail::ForwardPlan<A> plan_;
 };
 
 /// @cond
-template <class A>
-Plan(const AttentionArguments<A>&, index_t) -> Plan<A, Full>;
-template <class A, class M>
-Plan(const AttentionArguments<A>&, index_t, const M&) -> Plan<A, M>;
+template <class A, class... P>
+Plan(const AttentionArguments<A>&, index_t, const P&...) -> Plan<A>;
 /// @endcond
 
 SSMAX_END

@@ -180,7 +180,7 @@ Call planned(const std::shared_ptr<Problem<T>>& p) {
   return {[p] {
             const Case& c = p->c;
             p->with_policy([&]<class M>(const auto& scaling, const M& mask, const auto& score) {
-              const Plan<Compute<T>, M> plan(with(p->arguments(), p->options()), c.threads, mask);
+              const Plan plan(with(p->arguments(), p->options()), c.threads, mask);
               plan.bind(p->arguments(), scaling, score)
                   .run({p->workspace.reserve(plan.bytes()), plan.bytes()}, pool(c));
             });
@@ -286,7 +286,7 @@ Call planned(const std::shared_ptr<Problem<T>>& p, const std::shared_ptr<const K
   const auto run = [p, cache] {
     const Case& c = p->c;
     p->with_policy_of_source([&]<class M>(const auto& scaling, const M& mask, const auto& score) {
-      const Plan<Compute<T>, M> plan(with(over(p->new_queries(), *cache), p->options(true)), c.threads, mask);
+      const Plan plan(with(over(p->new_queries(), *cache), p->options(true)), c.threads, mask);
       plan.bind(over(p->new_queries(), *cache), scaling, score)
           .run({p->workspace.reserve(plan.bytes()), plan.bytes()}, pool(c));
     });
@@ -328,7 +328,7 @@ Call paged(const std::shared_ptr<Problem<T>>& p, const Case& c) {
   struct Pages {
     PagedKvCache<K> cache;
     std::vector<index_t> ids;
-    std::optional<typename PagedKvCache<K>::Source> source;
+    std::optional<decltype(cache.source(ids))> source;
   };
   const auto count = static_cast<index_t>(c.keys_of.size());
   const auto pages = std::make_shared<Pages>(PagedKvCache<K>({.kv_heads = c.kv_heads,
@@ -359,7 +359,8 @@ Call pool_of_user(const std::shared_ptr<Problem<T>>& p, const Case& c) {
     std::vector<K> k, v;
     std::vector<float> scales;
     std::vector<int> order;
-    std::optional<PagedKeys<K, K, int, index_t>> pages;
+    using Rows = View<const K, 4>;
+    std::optional<decltype(PagedKeys(Rows(), Rows(), std::declval<PageTable<int, index_t>>()))> pages;
   };
   const auto pool = std::make_shared<Pool>();
   const index_t page = c.kind == "pages" ? c.page : 1, entries = (c.keys - 1) / page + 1,

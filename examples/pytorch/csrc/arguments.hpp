@@ -52,7 +52,7 @@ struct Arguments {
   std::vector<std::int64_t> window;  // left and right, or empty
   std::optional<std::int64_t> chunk;
   bool top_left;
-  MaybeTensor prefix, lengths, cu_queries, cu_keys, visible;
+  MaybeTensor left_padding, prefix, lengths, cu_queries, cu_keys, visible;
   bool visible_modulo;     // head h reads matrix h % matrices
   double softcap;          // 0: none
   double scale_invariant;  // τ; 0: none

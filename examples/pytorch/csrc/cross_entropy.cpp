@@ -38,7 +38,7 @@ ssmax::Integers any_integers(const char* name, const Tensor& tensor) {
   }
 }
 
-/// Computes the loss of logits of type T. `options` has dloss and the losses of rows.
+/// Computes the loss of logits of type T. `options` has the losses of rows, or the gradients of all losses.
 template <class T>
 double loss_of(const CrossEntropyInputs& in, const ssmax::View<T, 2>& dlogits,
                ssmax::CrossEntropyOptions options) {
@@ -70,12 +70,15 @@ std::pair<Tensor, Tensor> cross_entropy(const CrossEntropyInputs& in) {
   });
 }
 
-Tensor cross_entropy_backward(const Tensor& grad_loss, const CrossEntropyInputs& in) {
+Tensor cross_entropy_backward(const Tensor& grad_loss, const Tensor& grad_losses,
+                              const CrossEntropyInputs& in) {
   return with_type("logits", in.logits, [&]<class T>(std::type_identity<T>) {
     check_rank("logits", in.logits, 2);
     check_rank("grad_loss", grad_loss, 0);
     const Tensor dlogits = new_tensor(std::array{in.logits.size(0), in.logits.size(1)}, scalar_type<T>);
-    loss_of<T>(in, view<T, 2>("dlogits", dlogits), {.dloss = doubles("grad_loss", grad_loss).front()});
+    loss_of<T>(in, view<T, 2>("dlogits", dlogits),
+               {.dloss = doubles("grad_loss", grad_loss).front(),
+                .dlosses = view<const double, 1>("grad_losses", grad_losses)});
     return dlogits;
   });
 }

@@ -14,16 +14,17 @@ namespace {
   "float? scale=None, bool causal=False, int scaling=0, Tensor? s=None, Tensor? b=None, float[]? " \
   "numbers=None, int[]? size=None"
 #define SSMAX_TORCH_ROPE "Tensor? rope_positions=None, int[]? rope_axes=None"
-#define SSMAX_TORCH_ARGUMENTS                                                                           \
-  SSMAX_TORCH_COMMON                                                                                    \
-  ", Tensor? p=None, Tensor? c=None, int[]? window=None, int? chunk=None, bool top_left=False, "        \
-  "Tensor? prefix=None, Tensor? lengths=None, Tensor? cu_queries=None, Tensor? cu_keys=None, "          \
-  "Tensor? visible=None, bool visible_modulo=False, float? softcap=None, float? scale_invariant=None, " \
-  "Tensor? slopes=None, "                                                                               \
-  "int slopes_multiply=0, Tensor? bias=None, bool bias_modulo=False, bool bias_hides=False, Tensor? "   \
-  "sinks=None, "                                                                                        \
-  "bool scaled_sinks=False, float[]? rope=None, " SSMAX_TORCH_ROPE                                      \
-  ", float? dropout_p=None, Tensor? dropout_seed=None, "                                                \
+#define SSMAX_TORCH_ARGUMENTS                                                                               \
+  SSMAX_TORCH_COMMON                                                                                        \
+  ", Tensor? p=None, Tensor? c=None, int[]? window=None, int? chunk=None, bool top_left=False, "            \
+  "Tensor? left_padding=None, Tensor? prefix=None, Tensor? lengths=None, Tensor? cu_queries=None, Tensor? " \
+  "cu_keys=None, "                                                                                          \
+  "Tensor? visible=None, bool visible_modulo=False, float? softcap=None, float? scale_invariant=None, "     \
+  "Tensor? slopes=None, "                                                                                   \
+  "int slopes_multiply=0, Tensor? bias=None, bool bias_modulo=False, bool bias_hides=False, Tensor? "       \
+  "sinks=None, "                                                                                            \
+  "bool scaled_sinks=False, float[]? rope=None, " SSMAX_TORCH_ROPE                                          \
+  ", float? dropout_p=None, Tensor? dropout_seed=None, "                                                    \
   "int dropout_offset=0"
 #define SSMAX_TORCH_CACHE "Tensor query, Tensor keys, Tensor values, Tensor lengths_of_cache, bool ring, "
 #define SSMAX_TORCH_CROSS_ENTROPY                                                           \
@@ -51,6 +52,7 @@ class Stack {
     a.window = take_or_empty<std::vector<std::int64_t>>();
     a.chunk = take<std::optional<std::int64_t>>();
     a.top_left = take<bool>();
+    a.left_padding = take<MaybeTensor>();
     a.prefix = take<MaybeTensor>();
     a.lengths = take<MaybeTensor>();
     a.cu_queries = take<MaybeTensor>();
@@ -201,8 +203,8 @@ void boxed_cross_entropy(StableIValue* values, std::uint64_t, std::uint64_t) {
 
 void boxed_cross_entropy_backward(StableIValue* values, std::uint64_t, std::uint64_t) {
   Stack stack(values);
-  const auto grad_loss = stack.take<Tensor>();
-  stack.put(0, cross_entropy_backward(grad_loss, stack.take_cross_entropy_inputs()));
+  const auto grad_loss = stack.take<Tensor>(), grad_losses = stack.take<Tensor>();
+  stack.put(0, cross_entropy_backward(grad_loss, grad_losses, stack.take_cross_entropy_inputs()));
 }
 
 constexpr char attention_name[] = "attention", decode_name[] = "KVCache.decode",
@@ -246,7 +248,8 @@ STABLE_TORCH_LIBRARY(ssmax, library) {
   }
   library.def("merge(Tensor out, Tensor lse, Tensor other_out, Tensor other_lse) -> (Tensor, Tensor)");
   library.def("cross_entropy(" SSMAX_TORCH_CROSS_ENTROPY ") -> (Tensor, Tensor)");
-  library.def("cross_entropy_backward(Tensor grad_loss, " SSMAX_TORCH_CROSS_ENTROPY ") -> Tensor");
+  library.def("cross_entropy_backward(Tensor grad_loss, Tensor grad_losses, " SSMAX_TORCH_CROSS_ENTROPY
+              ") -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ssmax, CPU, library) {

@@ -34,8 +34,12 @@ Ranges make_ranges(const Arguments& a, index_t keys) {
 }
 
 std::optional<Placed> make_placed(const Arguments& a) {
-  if (!a.cu_queries && !a.cu_keys) return a.top_left ? std::optional<Placed>(Placed{}) : std::nullopt;
-  if (a.top_left) fail("mask has CausalTopLeft and Documents, must have one of them");
+  const bool has_documents = a.cu_queries || a.cu_keys;
+  if (a.top_left + has_documents + a.left_padding.has_value() > 1)
+    fail("mask has two of CausalTopLeft, LeftPadding and Documents, must have one of them");
+  if (a.top_left) return Placed{};
+  if (a.left_padding) return Placed{ssmax::LeftPadding(integers("padding", a.left_padding))};
+  if (!has_documents) return std::nullopt;
   if (!a.cu_queries || !a.cu_keys) fail("cu_seqlens of queries and of keys are given together");
   // What a query of a document sees besides is the affair of the other masks.
   return Placed{

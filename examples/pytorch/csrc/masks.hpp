@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include <ssmax/mask.hpp>
+#include <variant>
 
 #include "arguments.hpp"
 
@@ -38,26 +39,39 @@ struct Ranges {
   }
 };
 
-/// The masks that define positions: documents or, without documents, the mask CausalTopLeft.
+/// A mask that defines positions.
 struct Placed {
   static constexpr bool refuses_lengths = true;
 
-  std::optional<ssmax::Documents> documents;
+  std::variant<ssmax::CausalTopLeft, ssmax::LeftPadding, ssmax::Documents> mask;
 
   ssmax::KeyRange keys(const ssmax::Query& query) const {
-    return documents ? documents->keys(query) : ssmax::CausalTopLeft{}.keys(query);
+    return std::visit([&](const auto& m) { return m.keys(query); }, mask);
   }
   index_t query_position(const ssmax::Query& query) const {
-    return documents ? documents->query_position(query) : query.index;
+    return std::visit([&](const auto& m) { return m.query_position(query); }, mask);
   }
   index_t key_position(const ssmax::Query& query, index_t key) const {
-    return documents ? documents->key_position(query, key) : key;
+    return std::visit(
+        [&](const auto& m) {
+          if constexpr (requires { m.key_position(query, key); }) return m.key_position(query, key);
+          return key;
+        },
+        mask);
   }
   ssmax::Query aligned(const ssmax::Query& query) const {
-    return documents ? documents->aligned(query) : ssmax::CausalTopLeft{}.aligned(query);
+    return std::visit(
+        [&](const auto& m) {
+          if constexpr (requires { m.aligned(query); }) return m.aligned(query);
+          return query;
+        },
+        mask);
   }
   void check(const ssmax::QueryShape& shape) const {
-    if (documents) documents->check(shape);
+    const auto check_one = [&](const auto& m) {
+      if constexpr (requires { m.check(shape); }) m.check(shape);
+    };
+    std::visit(check_one, mask);
   }
 };
 
@@ -104,7 +118,7 @@ struct Matrices {
 
 /// Throws if a prefix is negative, or a length is negative or above the number of keys.
 Ranges make_ranges(const Arguments& a, index_t keys);
-/// Throws for documents with CausalTopLeft.
+/// Throws for two masks that define positions.
 std::optional<Placed> make_placed(const Arguments& a);
 
 /// Calls f with the mask. There are four types of them, so that ranges are not asked key by key and

@@ -21,6 +21,7 @@ constexpr std::array names{
     Rename{"Chunks", "mask.Chunks"},
     Rename{"PrefixLM", "mask.PrefixLM"},
     Rename{"KeyLengths", "mask.KeyLengths"},
+    Rename{"LeftPadding", "mask.LeftPadding"},
     Rename{"Documents", "mask.Documents"},
     Rename{"MatrixMask", "mask.MatrixMask"},
     Rename{"SSMax", "scaling.SSMax"},

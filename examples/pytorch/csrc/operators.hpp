@@ -104,7 +104,8 @@ struct CrossEntropyInputs {
 /// Returns the loss, a tensor without dimensions, and the losses of rows, [rows] in float64.
 std::pair<Tensor, Tensor> cross_entropy(const CrossEntropyInputs& in);
 
-/// Returns the gradient of the logits. `grad_loss` holds one number.
-Tensor cross_entropy_backward(const Tensor& grad_loss, const CrossEntropyInputs& in);
+/// Returns the gradient of the logits. `grad_loss` holds one number, `grad_losses` is [rows] in float64.
+Tensor cross_entropy_backward(const Tensor& grad_loss, const Tensor& grad_losses,
+                              const CrossEntropyInputs& in);
 
 }  // namespace ssmax_torch

@@ -3,7 +3,7 @@
 import torch
 
 
-def visible(batch, heads, queries, keys, *, causal=False, window=None, prefix=None, lengths=None, matrix=None, chunk=None, top_left=False):
+def visible(batch, heads, queries, keys, *, causal=False, window=None, prefix=None, lengths=None, matrix=None, chunk=None, top_left=False, padding=None):
     """Returns the mask [batch, heads, queries, keys]. The last query has the position of the last key. With top_left,
     query i has the position i."""
     position = torch.arange(queries)[:, None] + (0 if top_left else keys - queries)
@@ -13,6 +13,8 @@ def visible(batch, heads, queries, keys, *, causal=False, window=None, prefix=No
         seen = seen & (key <= position)
     if window is not None:
         seen = seen & (key >= position - window[0]) & (key <= position + window[1])
+    if padding is not None:
+        seen = seen & (key <= position) & (key >= torch.as_tensor(padding)[:, None, None, None])
     if chunk is not None:
         seen = seen & (key <= position) & (key >= position - position % chunk)
     if prefix is not None:
@@ -25,9 +27,10 @@ def visible(batch, heads, queries, keys, *, causal=False, window=None, prefix=No
 
 def attention(
     q, k, v, seen, c, *, softcap=None, slopes=None, absolute=False, bias=None, tau=None, sinks=None, scaled_sinks=False,
-    top_left=False,
+    top_left=False, padding=None,
 ):  # fmt: skip
-    """Returns out and lse. c(n, p) returns the multipliers [batch, heads, queries] for n and the query's own position."""
+    """Returns out and lse. c(n, p) returns the multipliers [batch, heads, queries] for n and the query's own position.
+    Positions begin after the padding of each batch entry."""
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
     z = q @ k.transpose(2, 3) / q.shape[3] ** 0.5
@@ -35,6 +38,8 @@ def attention(
         z = softcap * torch.tanh(z / softcap)
     positions = torch.arange(queries) + (0 if top_left else keys - queries)
     distance = torch.arange(keys) - positions[:, None]
+    if padding is not None:
+        positions = positions - torch.as_tensor(padding)[:, None, None]
     if slopes is not None:
         z = z + slopes[:, None, None] * (-distance.abs() if absolute else distance)
     if tau is not None:

@@ -56,7 +56,7 @@ def test_loss_and_gradient(name, dtype):
     target[0, 2] = target[2, 6] = OPTIONS[name].get("ignore_index", -100)
     loss, losses = cross_entropy(logits, target, **OPTIONS[name], return_losses=True)
     assert loss.dtype == losses.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert loss.shape == () and not losses.requires_grad
+    assert loss.shape == () and losses.requires_grad
     expected = reference(exact, target, **OPTIONS[name])
     tolerance = TYPES[dtype] if dtype == torch.float64 else TYPES[torch.float32]
     for mine, other in zip((loss, losses), expected, strict=True):
@@ -65,6 +65,22 @@ def test_loss_and_gradient(name, dtype):
     mine = gradient(3 * loss, logits)
     assert mine.dtype == dtype
     torch.testing.assert_close(mine.double(), gradient(3 * expected[0], exact), atol=1e-7 + TYPES[dtype] / 50, rtol=TYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradient_of_losses(name, dtype):
+    logits, target = inputs(dtype)
+    exact = logits.detach().double().requires_grad_()
+    target[0, 2] = target[2, 6] = OPTIONS[name].get("ignore_index", -100)
+    factors = torch.linspace(-1, 2, target.numel(), dtype=torch.float64).reshape(target.shape)
+    bounds = dict(atol=1e-6 + TYPES[dtype], rtol=TYPES[dtype])
+    expected = gradient((factors * reference(exact, target, **OPTIONS[name])[1]).sum(), exact)
+    losses = cross_entropy(logits, target, **OPTIONS[name], return_losses=True)[1]
+    torch.testing.assert_close(gradient((factors * losses).sum(), logits).double(), expected, **bounds)
+    loss, losses = cross_entropy(logits, target, **OPTIONS[name], return_losses=True)
+    expected += gradient(3 * reference(exact, target, **OPTIONS[name])[0], exact)
+    torch.testing.assert_close(gradient((factors * losses).sum() + 3 * loss, logits).double(), expected, **bounds)
 
 
 def test_plain_call_is_pytorchs():
@@ -78,7 +94,7 @@ def test_plain_call_is_pytorchs():
 def test_gradcheck(name):
     logits, target = inputs(rows=(4,))
     target[1] = OPTIONS[name].get("ignore_index", -100)
-    assert torch.autograd.gradcheck(lambda x: cross_entropy(x, target, **OPTIONS[name]), (logits,))
+    assert torch.autograd.gradcheck(lambda x: cross_entropy(x, target, **OPTIONS[name], return_losses=True), (logits,))
 
 
 @pytest.mark.parametrize("dtype", [
@@ -192,13 +208,14 @@ def test_opcheck(dtype, weight):
     logits, target = inputs(dtype, rows=(7,))
     given = logits, target, weight, -100, 0.1, 0.0, 0.01
     opcheck(torch.ops.ssmax.cross_entropy.default, given)
-    opcheck(torch.ops.ssmax.cross_entropy_backward.default, (torch.tensor(2.0), logits.detach(), *given[1:]))
+    opcheck(torch.ops.ssmax.cross_entropy_backward.default, (torch.tensor(2.0), torch.ones(7, dtype=torch.float64), logits.detach(), *given[1:]))
 
 
 def test_operators_called_by_hand():
     """No argument that the schema accepts crashes."""
     logits, target = inputs(torch.float32, rows=(7,))
     good = [logits.detach(), target, WEIGHT, -100, 0.1, 0.0, 0.01]
+    losses = torch.ones(7, dtype=torch.float64)
     wrong = {
         0: [logits[0], logits[:6], logits.mT.contiguous().mT, logits.long(), logits[:, :40]],
         1: [target[:6], target[0], target.double(), target[:1].expand(7), target + 60],
@@ -213,9 +230,12 @@ def test_operators_called_by_hand():
             with pytest.raises(ValueError, match=r"^ssmax_torch\.cross_entropy: "), torch.no_grad():
                 torch.ops.ssmax.cross_entropy(*given)
             with pytest.raises(ValueError, match=r"^ssmax_torch\.cross_entropy: "), torch.no_grad():
-                torch.ops.ssmax.cross_entropy_backward(torch.tensor(1.0), *given)
+                torch.ops.ssmax.cross_entropy_backward(torch.tensor(1.0), losses, *given)
     with pytest.raises(ValueError, match="grad_loss"):
-        torch.ops.ssmax.cross_entropy_backward(torch.ones(2), *good)
+        torch.ops.ssmax.cross_entropy_backward(torch.ones(2), losses, *good)
+    for value in (losses[:6], losses.float(), losses.reshape(7, 1)):
+        with pytest.raises(ValueError, match="losses"):
+            torch.ops.ssmax.cross_entropy_backward(torch.tensor(1.0), value, *good)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -76,6 +76,11 @@ WRONG = {
     "right": [lambda: attention(Q, K, V, mask=mask.SlidingWindow(1, -1)), lambda: mask.SlidingWindow(1, 0.5)],
     "prefix": [lambda: attention(Q, K, V, mask=mask.PrefixLM([1, 2, 3])), lambda: mask.PrefixLM([1.5]),
         lambda: attention(Q, K, V, mask=mask.PrefixLM(torch.tensor([1, -1])))],
+    "padding": [
+        lambda: attention(Q, K, V, mask=mask.LeftPadding([1])),
+        lambda: attention(Q, K, V, mask=mask.LeftPadding(torch.ones(2, 1, dtype=torch.int64))),
+        lambda: mask.LeftPadding([1.5]),
+    ],
     "lengths": [
         lambda: attention(Q, K, V, mask=mask.KeyLengths([1])),
         lambda: mask.KeyLengths([-1, 99]),
@@ -195,11 +200,14 @@ MESSAGES = {
         lambda: attention(Q, K, V, mask=mask.Documents([0, 6], cu_seqlens_keys=[0, 5])),
     "mask.SlidingWindow: left is -1, must be at least 0": lambda: attention(Q, K, V, mask=mask.SlidingWindow(-1)),
     "mask.Chunks: size is 0, must be at least 1": lambda: attention(Q, K, V, mask=mask.Chunks(0)),
-    "attention: mask has CausalTopLeft and Documents, must have one of them":
+    "attention: mask has two of CausalTopLeft, LeftPadding and Documents, must have one of them":
         lambda: attention(Q, K, V, mask=mask.CausalTopLeft() & mask.Documents([0, 6])),
+    "mask.LeftPadding: padding has extent 1, batch entries are 2": lambda: attention(Q, K, V, mask=mask.LeftPadding([1])),
+    "KVCache.decode: mask has LeftPadding, the sequences of a cache have no padding":
+        lambda: decode_with(mask.LeftPadding([0, 0])),
     "attention_varlen: mask is CausalTopLeft(), must be of Causal, SlidingWindow, Chunks and MatrixMask":
         lambda: attention_varlen(Q[0], K[0], V[0], [0, 4], mask=mask.CausalTopLeft()),
-    "KVCache.decode: mask has CausalTopLeft, must be aligned bottom-right": lambda: decode_top_left(),
+    "KVCache.decode: mask has CausalTopLeft, must be aligned bottom-right": lambda: decode_with(mask.CausalTopLeft()),
     "mask.PrefixLM: prefix has extent 3, batch entries are 2":
         lambda: attention(Q, K, V, mask=mask.PrefixLM([1, 2, 3])),
     "mask.KeyLengths: lengths has extent 1, batch entries are 2": lambda: attention(Q, K, V, mask=mask.KeyLengths([1])),
@@ -232,10 +240,10 @@ MESSAGES = {
 }  # fmt: skip
 
 
-def decode_top_left():
+def decode_with(given):
     cache = KVCache(2, 2, 8, capacity=8)
     cache.append(K, V)
-    return cache.decode(Q, mask=mask.CausalTopLeft())
+    return cache.decode(Q, mask=given)
 
 
 def forgotten():
@@ -346,6 +354,7 @@ def test_operators_called_by_hand():
         "numbers": [[], [1.0]],
         "size": [[], [1], [2**63 - 1, 1], [-(2**63), 2**63 - 1], [0, 0]],
         "window": [[], [1], [1, 2, 3], [-(2**63), 2**63 - 1]],
+        "left_padding": [torch.ones(2), torch.tensor([-(2**63), 2**63 - 1]), torch.tensor([1, 2])],
         "prefix": [torch.ones(2), torch.ones(1, dtype=torch.int64)],
         "lengths": [torch.full((2,), -(2**63)), torch.full((2,), 2**63 - 1)],
         "cu_queries": [torch.tensor([0, 6])],

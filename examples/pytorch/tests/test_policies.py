@@ -94,6 +94,9 @@ MASKS = {
     "top left": (mask.CausalTopLeft(), dict(top_left=True)),
     "top left & window": (mask.CausalTopLeft() & mask.SlidingWindow(5), dict(top_left=True, window=(5, 0))),
     "top left & matrix": (mask.CausalTopLeft() & MATRIX, dict(top_left=True, matrix=MATRIX)),
+    "left padding": (mask.LeftPadding([0, 20]), dict(padding=[0, 20])),
+    "all padding": (mask.LeftPadding([37, 16]), dict(padding=[37, 16])),
+    "left padding & matrix": (mask.LeftPadding([3, 0]) & MATRIX, dict(padding=[3, 0], matrix=MATRIX)),
     "prefix": (mask.PrefixLM([3, 30]), dict(prefix=[3, 30])),
     "lengths": (mask.KeyLengths([5, 37]), dict(lengths=[5, 37])),
     "nothing": (mask.KeyLengths([0, 1]), dict(lengths=[0, 1])),
@@ -119,6 +122,19 @@ def test_mask(name):
     ours = attention(q, k, v, scaling=scaling.SSMax(S, B), mask=given, return_lse=True)
     c = SCALINGS["ssmax_bias"][1]
     check(ours, reference.attention(q, k, v, seen, c, bias=bias), [q, k, v, S, B])
+
+
+def test_positions_of_left_padding():
+    """Positions begin after the padding, for the rope and scalings. A sequence without its padding has the same result."""
+    padding = [9, 30]
+    q, k, v = random(BATCH, HEADS, KEYS, WIDTH), random(BATCH, KV_HEADS, KEYS, WIDTH), random(BATCH, KV_HEADS, KEYS, 3)
+    given = dict(scaling=scaling.QwenLogN(8), rope=Rope(6, 100.0), return_lse=True)
+    ours = attention(q, k, v, mask=mask.LeftPadding(padding), **given)
+    for b, first in enumerate(padding):
+        alone = attention(*(x[b : b + 1, :, first:] for x in (q, k, v)), mask=mask.Causal(), **given)
+        for x, y in zip(ours, alone):
+            torch.testing.assert_close(x[b : b + 1, :, first:], y)
+            assert (x[b, :, :first] == (0 if x.dim() == 4 else -torch.inf)).all()
 
 
 @pytest.mark.parametrize("queries, keys", [(21, 37), (37, 21), (5, 1), (1, 5)])
@@ -519,6 +535,7 @@ SHOWN = {
     "Causal()": mask.Causal(),
     "SlidingWindow(left=5, right=2)": mask.SlidingWindow(5, 2),
     "PrefixLM(prefix=Tensor([2], int64))": mask.PrefixLM([1, 2]),
+    "LeftPadding(padding=Tensor([2], int64))": mask.LeftPadding([1, 2]),
     "Causal() & KeyLengths(lengths=Tensor([2], int64))": mask.Causal() & mask.KeyLengths([1, 2]),
     "Chunks(size=7)": mask.Chunks(7),
     "CausalTopLeft() & SlidingWindow(left=5, right=0)": mask.CausalTopLeft() & mask.SlidingWindow(5),

@@ -122,12 +122,13 @@ def arguments(
             bias = bias + additive
     bias, visible = _readable(bias), _readable(visible)
     positions = None if rope is None else rope.positions_of(query.shape[0])
-    if positions is not None and mask.cu_queries is not None:
-        raise ValueError("rope has positions, which do not work with the mask Documents")
+    if positions is not None and not mask.cu_queries is mask.left_padding is None:
+        raise ValueError("rope has positions, which do not work with the masks Documents and LeftPadding")
     seed = _seed(query, dropout_seed) if dropout_p else None
     tensors = (
         ("p", p),
         ("c", c),
+        ("padding", mask.left_padding),
         ("prefix", mask.prefix),
         ("lengths", mask.lengths),
         ("cu_seqlens", mask.cu_queries),
@@ -147,6 +148,7 @@ def arguments(
         mask.window,
         mask.chunk,
         mask.top_left,
+        mask.left_padding,
         mask.prefix,
         mask.lengths,
         mask.cu_queries,

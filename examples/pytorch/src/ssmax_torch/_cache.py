@@ -129,6 +129,8 @@ class KVCache:
         mask = Causal() if mask is None else as_mask(mask)
         if mask.top_left:
             raise ValueError("ssmax_torch.KVCache.decode: mask has CausalTopLeft, must be aligned bottom-right")
+        if mask.left_padding is not None:
+            raise ValueError("ssmax_torch.KVCache.decode: mask has LeftPadding, the sequences of a cache have no padding")
         check_tensors(query, self.keys, self.values)
         operands = arguments(query, scaling, mask, score, sinks, scaled_sinks, self.rope, scale)
         _check_no_derivative("decode", query, *operands)

@@ -38,7 +38,7 @@ def cross_entropy(
         label_smoothing: from 0 to 1.
         softcap: replaces each logit z by softcap · tanh(z / softcap). 0: logits are not capped.
         z_loss: adds z_loss · lse² to the loss of each row. lse is the logsumexp of the row. weight does not multiply it.
-        return_losses: also return the losses of the rows before the mean, [...]. They have no gradient.
+        return_losses: also return the losses of the rows before the mean, [...], as with reduction "none".
 
     Returns:
         the loss, float32 (float64 for float64), also under autocast. PyTorch rounds the loss of 16-bit logits to 16 bits.
@@ -96,7 +96,7 @@ def _(logits, target, weight, *numbers):
 
 
 @torch.library.register_fake("ssmax::cross_entropy_backward")
-def _(grad_loss, logits, *inputs):
+def _(grad_loss, grad_losses, logits, *inputs):
     return logits.new_empty(logits.shape)
 
 
@@ -127,11 +127,10 @@ class _CrossEntropy(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(*inputs[:3])
         ctx.numbers = inputs[3:]
-        ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx, grad_loss, grad_losses):
-        gradient = _cross_entropy_backward(grad_loss, *ctx.saved_tensors, *ctx.numbers)
+        gradient = _cross_entropy_backward(grad_loss, grad_losses.contiguous(), *ctx.saved_tensors, *ctx.numbers)
         return gradient, *(None,) * 6
 
     jvp = staticmethod(_no_forward_mode)

@@ -68,6 +68,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, *arguments: object) -> Non
         ("bias", given["bias"], given["bias_modulo"]),
     ):
         check_broadcast(name, tensor, batch, matrices(name, tensor, heads) if modulo else heads, queries, keys)
+    check_entries("padding", given["left_padding"], batch)
     for name in ("prefix", "lengths"):
         check_entries(name, given[name], batch)
 

@@ -61,7 +61,7 @@ def attention_varlen(
             shape = "nested" if tensor.is_nested else f"of shape {list(tensor.shape)}"
             raise ValueError(f"{_NAME}: {name} is {shape}, must be [positions of all sequences, heads, width]")
     other = as_mask(mask)
-    if other.top_left or not other.prefix is other.lengths is other.cu_queries is None:
+    if other.top_left or not other.left_padding is other.prefix is other.lengths is other.cu_queries is None:
         raise ValueError(f"{_NAME}: mask is {other}, must be of Causal, SlidingWindow, Chunks and MatrixMask")
     sequences = Documents(cu_seqlens, cu_seqlens_keys=cu_seqlens_keys, causal=causal)
     out, lse, *statistics = attention(

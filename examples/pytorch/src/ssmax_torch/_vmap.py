@@ -11,7 +11,7 @@ from ._operators import _DEFAULTS, _attention, _attention_backward, _attention_s
 _INPUTS = ("query", "key", "value")
 _OF_BACKWARD = ("grad_out", "grad_lse", *_INPUTS, "out", "lse", "learn")
 _BROADCAST = {"c": 3, "visible": 4, "bias": 4, "rope_positions": 3}  # numbers of dimensions after broadcasting
-_PER_ENTRY = ("prefix", "lengths")
+_PER_ENTRY = ("left_padding", "prefix", "lengths")
 
 
 def _folded(tensor: Tensor, dim: int | None, size: int) -> Tensor:

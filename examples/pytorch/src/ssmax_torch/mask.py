@@ -8,6 +8,7 @@ mask                                 visible keys of the query at position p in 
 ``SlidingWindow(left, right)``       keys p - left … p + right
 ``Chunks(size)``                     keys p - p mod size … p
 ``PrefixLM(prefix)``                 keys 0 … p and the first prefix[b] keys
+``LeftPadding(padding)``             keys padding[b] … p: causal, for padding before the tokens; positions begin after it
 ``KeyLengths(lengths)``              the first lengths[b] keys; the others are padding
 ``Documents(cu_seqlens, …)``         keys of its own document; positions and n restart in each
 ``MatrixMask(tensor)``               bool tensor: true; additive tensor: neither -inf nor its type's lowest number
@@ -83,6 +84,7 @@ class Mask:
         window: tuple[int, int] | None = None,
         chunk: int | None = None,
         top_left: bool = False,
+        left_padding: Tensor | None = None,
         prefix: Tensor | None = None,
         lengths: Tensor | None = None,
         cu_queries: Tensor | None = None,
@@ -95,6 +97,7 @@ class Mask:
         self.window = window
         self.chunk = chunk
         self.top_left = top_left
+        self.left_padding = left_padding
         self.prefix = prefix
         self.lengths = lengths
         self.cu_queries = cu_queries
@@ -115,6 +118,8 @@ class Mask:
             parts.append(call_text(SlidingWindow, dict(zip(("left", "right"), self.window))))
         if self.chunk is not None:
             parts.append(call_text(Chunks, dict(size=self.chunk)))
+        if self.left_padding is not None:
+            parts.append(call_text(LeftPadding, dict(padding=self.left_padding)))
         if self.prefix is not None:
             parts.append(call_text(PrefixLM, dict(prefix=self.prefix)))
         if self.lengths is not None:
@@ -140,6 +145,7 @@ class Mask:
             window=window or a.window or b.window,
             chunk=_one("chunks", a.chunk, b.chunk),
             top_left=a.top_left or b.top_left,
+            left_padding=_one("left padding", a.left_padding, b.left_padding),
             prefix=_one("a prefix", a.prefix, b.prefix),
             lengths=_one("lengths", a.lengths, b.lengths),
             cu_queries=_one("cu_seqlens", a.cu_queries, b.cu_queries),
@@ -159,7 +165,7 @@ class Causal(Mask):
 
 class CausalTopLeft(Mask):
     """Shows keys 0 … i to query i of the call. The position of query i is i. This is PyTorch's ``is_causal=True``, for
-    any numbers of queries and keys. Limit: you cannot join CausalTopLeft with Documents."""
+    any numbers of queries and keys. Limit: you cannot join CausalTopLeft with LeftPadding or Documents."""
 
     def __init__(self):
         super().__init__(top_left=True)
@@ -188,6 +194,15 @@ class PrefixLM(Mask):
 
     def __init__(self, prefix: Integers):
         super().__init__(prefix=_int64("prefix", prefix))
+
+
+class LeftPadding(Mask):
+    """Causal, for sequences with padding before their tokens: the first padding[b] keys of batch entry b. Positions begin
+    after the padding. A query of padding has the position 0 and sees no key. padding: [batch]. Limit: you cannot join
+    LeftPadding with CausalTopLeft or Documents."""
+
+    def __init__(self, padding: Integers):
+        super().__init__(left_padding=_int64("padding", padding))
 
 
 class KeyLengths(Mask):

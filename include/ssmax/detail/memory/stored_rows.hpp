@@ -119,6 +119,8 @@ class StoredRows {
             .v_scales = v_scales_.empty() ? nullptr : v_scales_.data() + row};
   }
   std::pair<std::span<const K>, std::span<const V>> memory() const { return {k_, v_}; }
+  /// Returns the factors of the rows. Empty: the type has none.
+  std::pair<std::span<const float>, std::span<const float>> scales() const { return {k_scales_, v_scales_}; }
 
  private:
   template <class X>

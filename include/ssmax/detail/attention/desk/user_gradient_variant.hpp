@@ -164,7 +164,7 @@ class UserGradientScore : public UserScore<Compute, M, C, GradientVariant<Comput
   void differentiate_each(const Logits<Compute>& logits, const LogitGradients<Compute>& gradients,
                           const TileScratch<Compute>& memory) const {
     const index_t tile_lanes = memory.tile_lanes;
-    Base::for_each_visible(
+    for_each_visible(
         logits, memory.kernels.width, [&](index_t at, index_t lane, const Query& query, index_t key) {
           Compute& u = gradients.u[at * tile_lanes + lane];
           if (u == 0) return;
@@ -198,7 +198,7 @@ class UserGradientScore : public UserScore<Compute, M, C, GradientVariant<Comput
     } else if constexpr (Base::template scales_by_distance<Part>) {
       this->scale_by_distance(part, logits, slope, memory);
     } else {
-      Base::for_each_visible(logits, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
+      for_each_visible(logits, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
         if (!detail::sees(mask, query, key)) return;
         Compute& z = logits.s[at * tile_lanes + lane];
         const Key seen = Base::key_of(query, key);

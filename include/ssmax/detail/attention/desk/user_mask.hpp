@@ -11,6 +11,30 @@
 
 SSMAX_BEGIN_DETAIL
 
+/// Returns the facts about a mask, for a call without a score function.
+template <class M>
+VariantFacts facts_of_mask(const M&) {
+  return {.has_score = false,
+          .has_predicate = detail::has_predicate<M>,
+          .has_runs = detail::has_run<M>,
+          .shows_same_keys = same_keys<M>,
+          .has_positions = defines_positions<M>,
+          .rotated_to_positions = detail::rotated_to_positions<M>,
+          .refuses_lengths = detail::refuses_lengths<M>};
+}
+
+/// Calls f(key - keys.begin, lane, query, key) for the keys of the logits that lie in each lane's range.
+template <class Compute, class F>
+SSMAX_INLINE void for_each_visible(const Logits<Compute>& logits, index_t width, const F& f) {
+  for (index_t lane = 0; lane < width; ++lane) {
+    const QueryRow& row = logits.rows[lane];
+    const index_t last = std::min(logits.keys.end, row.keys.end);
+    for (index_t key = std::max(logits.keys.begin, row.keys.begin); key < last; ++key) {
+      f(key - logits.keys.begin, lane, row.query, key);
+    }
+  }
+}
+
 /// `Interface` is Variant<Compute> or GradientVariant<Compute>.
 template <class Compute, class M, class Interface>
 class UserMask : public Interface {
@@ -134,9 +158,7 @@ class UserMask : public Interface {
     return {query.head, row_position(mask, query), n};
   }
 
-  Key key_of(const Query& query, index_t key) const {
-    return {query, key, query_position(query), key_position(query, key)};
-  }
+  static constexpr bool is_erased = false;
 
   /// Sets the logits of keys that the mask's member `sees` rejects to -inf. Has no effect if the mask has runs.
   void mask_single(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const {
@@ -172,18 +194,6 @@ class UserMask : public Interface {
   SSMAX_INLINE void for_each_run(const QueryRow& row, KeyRange keys, const F& f) const {
     for_each_visible_run(mask, row.query,
                          {std::max(keys.begin, row.keys.begin), std::min(keys.end, row.keys.end)}, f);
-  }
-
-  /// Calls f(key - keys.begin, lane, query, key) for the keys of the logits that lie in each lane's range.
-  template <class F>
-  static void for_each_visible(const Logits<Compute>& logits, index_t width, const F& f) {
-    for (index_t lane = 0; lane < width; ++lane) {
-      const QueryRow& row = logits.rows[lane];
-      const index_t last = std::min(logits.keys.end, row.keys.end);
-      for (index_t key = std::max(logits.keys.begin, row.keys.begin); key < last; ++key) {
-        f(key - logits.keys.begin, lane, row.query, key);
-      }
-    }
   }
 
  private:

@@ -16,7 +16,7 @@ class UserScore : public UserMask<Compute, M, Interface> {
   using Base = UserMask<Compute, M, Interface>;
 
  public:
-  using Base::mask, Base::query_position, Base::key_position;
+  using Base::mask, Base::query_position;
   const C& score;
 
   void apply(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const override {
@@ -33,7 +33,7 @@ class UserScore : public UserMask<Compute, M, Interface> {
   }
 
  protected:
-  using Base::for_each_visible, Base::key_of, Base::mask_row, Base::mask_single;
+  using Base::mask_row, Base::mask_single;
 
   UserScore(const VariantFacts& facts, const M& a_mask, const C& a_score)
       : Base(facts, a_mask), score(a_score) {}
@@ -47,19 +47,30 @@ class UserScore : public UserMask<Compute, M, Interface> {
     kernels<ScoreKernels<Compute>>().multiply(logits.s, logits.keys.size(), multiplier);
   }
 
+  Key key_of(const Query& query, index_t key) const {
+    return {query, key, Base::query_position(query), Base::key_position(query, key)};
+  }
+
   template <class Part>
   void apply_score(const Part& part, const Logits<Compute>& logits,
                    const TileScratch<Compute>& memory) const {
     if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), logits, memory);
       apply_score(part.second(), logits, memory);
-    } else if constexpr (uses_lanes<Part>) {
+    } else {
+      with_moves_keys([&](auto moves) { apply_part<decltype(moves)::value>(part, logits, memory); });
+    }
+  }
+
+  template <bool moves_keys, class Part>
+  void apply_part(const Part& part, const Logits<Compute>& logits, const TileScratch<Compute>& memory) const {
+    if constexpr (uses_lanes<Part, moves_keys>) {
       for_each_key_lanes<Part>(logits, memory, [&](index_t, const auto& lanes) { part.apply(lanes); });
-    } else if constexpr (has_slope_kernel<Part> && !has_key_position<M>) {
+    } else if constexpr (has_slope_kernel<Part> && !moves_keys) {
       add_slopes(part, logits, memory);
     } else if constexpr (by_row<Part>) {
       add_rows(part, logits, memory);
-    } else if constexpr (scales_by_distance<Part>) {
+    } else if constexpr (scales_by_distance<Part, moves_keys>) {
       scale_by_distance(part, logits, nullptr, memory);
     } else {
       apply_each(part, logits, memory);
@@ -68,8 +79,8 @@ class UserScore : public UserMask<Compute, M, Interface> {
 
   /// True if a score is vectorized by its own members. Exception: false for a score that reads positions, if the
   /// mask defines the positions of keys.
-  template <class Part>
-  static constexpr bool uses_lanes = by_lanes<Part> && !(reads_place<Part> && has_key_position<M>);
+  template <class Part, bool moves_keys = has_key_position<M>>
+  static constexpr bool uses_lanes = by_lanes<Part> && !(reads_place<Part> && moves_keys);
 
   /// Calls f(key - keys.begin, lanes) for each key of the logits: one query per lane.
   template <class Part, class F>
@@ -115,8 +126,8 @@ class UserScore : public UserMask<Compute, M, Interface> {
   }
 
   /// True if a score is vectorized by factors of the distance.
-  template <class Part>
-  static constexpr bool scales_by_distance = has_factor_kernel<Part> && !has_key_position<M>;
+  template <class Part, bool moves_keys = has_key_position<M>>
+  static constexpr bool scales_by_distance = has_factor_kernel<Part> && !moves_keys;
 
   /// Replaces z by z', and multiplies slope, unless null, by dz'/dz. If the queries have consecutive positions, all
   /// lanes read one array of factors. Otherwise the factors of each query are transposed into lanes first.
@@ -165,21 +176,38 @@ class UserScore : public UserMask<Compute, M, Interface> {
   void apply_each(const Part& part, const Logits<Compute>& logits, const TileScratch<Compute>& memory) const {
     for_each_visible(logits, memory.kernels.width,
                      [&](index_t at, index_t lane, const Query& query, index_t key) {
-                       if (!detail::sees(mask, query, key)) return;
+                       if (!Base::sees(query, key)) return;
                        Compute& z = logits.s[at * memory.tile_lanes + lane];
                        z = static_cast<Compute>(part(z, key_of(query, key)));
                      });
   }
 
  private:
+  /// Calls f(std::bool_constant) with whether the mask defines positions of keys. A typed mask compiles one of them.
+  template <class F>
+  void with_moves_keys(const F& f) const {
+    if constexpr (Base::is_erased) {
+      this->moves_keys() ? f(std::true_type{}) : f(std::false_type{});
+    } else {
+      f(std::bool_constant<has_key_position<M>>{});
+    }
+  }
+
   template <class Part>
   void apply_score(const Part& part, Compute* s, KeyRange keys, const QueryRow& row) const {
     if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), s, keys, row);
       apply_score(part.second(), s, keys, row);
-    } else if constexpr (uses_lanes<Part>) {
+    } else {
+      with_moves_keys([&](auto moves) { apply_part<decltype(moves)::value>(part, s, keys, row); });
+    }
+  }
+
+  template <bool moves_keys, class Part>
+  void apply_part(const Part& part, Compute* s, KeyRange keys, const QueryRow& row) const {
+    if constexpr (uses_lanes<Part, moves_keys>) {
       apply_key_lanes(part, s, keys, row);
-    } else if constexpr (has_slope_kernel<Part> && !has_key_position<M>) {
+    } else if constexpr (has_slope_kernel<Part> && !moves_keys) {
       const index_t position = query_position(row.query);
       const Compute slope = static_cast<Compute>(part.slope(row.query.head));
       for_each_block(s, keys, [&](Compute* z, KeyRange block, Compute* distance) {
@@ -188,7 +216,7 @@ class UserScore : public UserMask<Compute, M, Interface> {
         }
         kernels<ScoreKernels<Compute>>().ramp_row(z, block.size(), slope, distance);
       });
-    } else if constexpr (scales_by_distance<Part>) {
+    } else if constexpr (scales_by_distance<Part, moves_keys>) {
       const index_t position = query_position(row.query);
       for_each_block(s, keys, [&](Compute* z, KeyRange block, Compute* scratch) {
         const Compute* factors = part.factors(block.begin - position, block.size(), scratch);
@@ -231,8 +259,8 @@ class UserScore : public UserMask<Compute, M, Interface> {
   void apply_each(const Part& part, Compute* s, KeyRange keys, const QueryRow& row) const {
     const index_t position = query_position(row.query);
     for (index_t key = keys.begin; key < keys.end; ++key, ++s) {
-      if (!detail::sees(mask, row.query, key)) continue;
-      *s = static_cast<Compute>(part(*s, Key{row.query, key, position, key_position(row.query, key)}));
+      if (!Base::sees(row.query, key)) continue;
+      *s = static_cast<Compute>(part(*s, Key{row.query, key, position, Base::key_position(row.query, key)}));
     }
   }
 

@@ -13,15 +13,7 @@ class UserVariant : public Base {
   const S& scaling;
 
   UserVariant(const S& a_scaling, const M& a_mask, const C& a_score)
-      : Base({.has_score = !std::same_as<C, Identity>,
-              .has_predicate = detail::has_predicate<M>,
-              .has_runs = detail::has_run<M>,
-              .shows_same_keys = same_keys<M> && detail::depends_on_size_only<S>,
-              .has_positions = defines_positions<M>,
-              .rotated_to_positions = detail::rotated_to_positions<M>,
-              .refuses_lengths = detail::refuses_lengths<M>},
-             a_mask, a_score),
-        scaling(a_scaling) {}
+      : Base(facts_with(facts_of_mask(a_mask)), a_mask, a_score), scaling(a_scaling) {}
 
   QueryRow row(const Query& query, KeyRange stored) const override {
     Row scaled{};
@@ -34,6 +26,18 @@ class UserVariant : public Base {
   void check_logits(const char* function, const QueryShape& shape) const override {
     check_score(this->score, shape);
     check_scaling(function, scaling, shape);
+  }
+
+ private:
+  /// Returns the facts about the mask, with those about score function and scaling.
+  static VariantFacts facts_with(const VariantFacts& of_mask) {
+    return {.has_score = !std::same_as<C, Identity>,
+            .has_predicate = of_mask.has_predicate,
+            .has_runs = of_mask.has_runs,
+            .shows_same_keys = of_mask.shows_same_keys && detail::depends_on_size_only<S>,
+            .has_positions = of_mask.has_positions,
+            .rotated_to_positions = of_mask.rotated_to_positions,
+            .refuses_lengths = of_mask.refuses_lengths};
   }
 };
 
