@@ -227,31 +227,35 @@ TEST_CASE("a call over a source refuses what belongs to views and to states",
       message([](auto& a) { a.continues = true; }).ends_with("continues is 1, without a state it must be 0"));
 }
 
-/// Arguments whose source was a temporary.
-AttentionArguments<float> over_pages(const Problem<float>& problem, Output<float>& output,
+/// Arguments whose source was a temporary or, if `has_name`, a variable.
+AttentionArguments<float> over_pages(bool has_name, const Problem<float>& problem, Output<float>& output,
                                      const std::vector<std::int32_t>& table,
                                      const std::vector<std::int64_t>& lengths) {
   const View<const float, 4> k(problem.k.data(), {4, 75, 1, 8}), v(problem.v.data(), {4, 75, 1, 8});
   AttentionArguments<float> a{.q = problem.q_view()};
-  a.keys = PagedKeys(k, v, PageTable(View<const std::int32_t, 2>(table.data(), {1, 4}), lengths));
+  const PagedKeys pages(k, v, PageTable(View<const std::int32_t, 2>(table.data(), {1, 4}), lengths));
+  a.keys = has_name ? Keys<float>(pages) : Keys<float>(PagedKeys(pages));
   a.out = output.out_view();
   return a;
 }
 
-TEST_CASE("named arguments keep a source that was a temporary", "[attention][key_source]") {
+TEST_CASE("named arguments keep a source of pages that has gone out of scope", "[attention][key_source]") {
   const Problem<float> problem({1, 2, 1, 40, 300, 8, 8});
   const std::vector<std::int32_t> table{-1, 1, 2, 3};  // PagedKeys with a gap owns memory
   const std::vector<std::int64_t> lengths{300};
   Output<float> got(problem.shape), expected(problem.shape);
-  const AttentionArguments<float> named = over_pages(problem, got, table, lengths);
-  AttentionArguments<float> copy = named;
-  copy.keys = Keys<float>();
-  copy.keys = named.keys;
-  ssmax::attention(copy, ssmax::SlidingWindow(150));
   ssmax::attention(
       {.q = problem.q_view(), .k = problem.k_view(), .v = problem.v_view(), .out = expected.out_view()},
       ssmax::SlidingWindow(150));
-  CHECK(same_bits(got.out, expected.out));
+  for (const bool has_name : {false, true}) {
+    const AttentionArguments<float> named = over_pages(has_name, problem, got, table, lengths);
+    AttentionArguments<float> copy = named;
+    copy.keys = Keys<float>();
+    copy.keys = named.keys;
+    ssmax::attention(copy, ssmax::SlidingWindow(150));
+    CHECK(same_bits(got.out, expected.out));
+    got = Output<float>(problem.shape);
+  }
 }
 
 /// A source with a length near the largest one, and no memory.

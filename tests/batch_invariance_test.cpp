@@ -88,7 +88,7 @@ struct Server {
     cache.append(keys(r.k), keys(r.v), &rope);
     const std::vector<T> q(r.q.begin() + r.cached * heads * d, r.q.end());
     r.alone.resize(q.size());
-    attention<ssmax::detail::ComputeType<T>>(
+    attention<ssmax::ComputeType<T>>(
         with({.q = packed(q, heads), .keys = cache, .out = packed(r.alone, heads)}, options()), scaling,
         mask);
   }
@@ -132,7 +132,7 @@ struct Server {
       std::vector<T> out(q.size());
       AttentionOptions<T> packed_options = options();
       packed_options.lengths = SequenceLengths::packed_queries(cumulative);
-      attention<ssmax::detail::ComputeType<T>>(
+      attention<ssmax::ComputeType<T>>(
           with({.q = packed(std::as_const(q), heads), .keys = cache.source(batch), .out = packed(out, heads)},
                packed_options),
           scaling, mask, test_executors::Threads{static_cast<index_t>(1 + random() % 4)});

@@ -11,7 +11,7 @@ namespace ssmax {
 /// The members of arguments that are options, for tensors of T.
 template <class T>
 struct AttentionOptions {
-  using A = detail::ComputeType<T>;
+  using A = ComputeType<T>;
 
   std::optional<double> scale{};
   const Rope<A>* rope = nullptr;
@@ -55,30 +55,30 @@ Arguments with_options(Arguments to, const Options& from) {
 
 /// Returns the arguments of a call with options.
 template <class T>
-AttentionArguments<detail::ComputeType<T>> with(AttentionArguments<detail::ComputeType<T>> a,
+AttentionArguments<ComputeType<T>> with(AttentionArguments<ComputeType<T>> a,
                                                 const AttentionOptions<T>& options) {
   return with_options(std::move(a), options);
 }
 template <class T>
-BackwardArguments<detail::ComputeType<T>> backward_with(BackwardArguments<detail::ComputeType<T>> a,
+BackwardArguments<ComputeType<T>> backward_with(BackwardArguments<ComputeType<T>> a,
                                                         const AttentionOptions<T>& options) {
   return with_options(std::move(a), options);
 }
 
 /// Returns the arguments of a call over views.
-template <class Q, class K, class V, class Out, class A = detail::ComputeType<std::remove_const_t<Q>>>
+template <class Q, class K, class V, class Out, class A = ComputeType<std::remove_const_t<Q>>>
 AttentionArguments<A> over_views(View<Q, 4> q, View<K, 4> k, View<V, 4> v, View<Out, 4> out,
                                  View<std::type_identity_t<A>, 3> lse = {}) {
   return {.q = q, .k = k, .v = v, .out = out, .lse = lse};
 }
-template <class Q, class K, class V, class Out, class A = detail::ComputeType<std::remove_const_t<Q>>>
+template <class Q, class K, class V, class Out, class A = ComputeType<std::remove_const_t<Q>>>
 BackwardArguments<A> backward_over_views(View<Q, 4> q, View<K, 4> k, View<V, 4> v, View<Out, 4> out,
                                          View<const std::type_identity_t<A>, 3> lse) {
   return {.q = q, .k = k, .v = v, .out = out, .lse = lse};
 }
 
 /// Returns the arguments of the backward of such a call that are gradients.
-template <class Out, class Q, class K, class V, class A = detail::ComputeType<Q>>
+template <class Out, class Q, class K, class V, class A = ComputeType<Q>>
 AttentionGradients<A> gradients_into(View<Out, 4> dout, View<const std::type_identity_t<A>, 3> dlse,
                                      View<Q, 4> dq, View<K, 4> dk, View<V, 4> dv) {
   return {.dout = dout, .dlse = dlse, .dq = dq, .dk = dk, .dv = dv};

@@ -14,7 +14,7 @@ using reference::Real;
 using reference::worse;
 
 template <class X>
-using Compute = ssmax::detail::ComputeType<X>;
+using Compute = ssmax::ComputeType<X>;
 
 /// Half an ulp of one.
 template <class T>

@@ -14,7 +14,7 @@ using reference::Real;
 using namespace ssmax;
 
 template <class T>
-using Compute = ssmax::detail::ComputeType<T>;
+using Compute = ssmax::ComputeType<T>;
 
 // ---- The definition ---------------------------------------------------------------------------------------
 

@@ -282,7 +282,7 @@ void check_attention(const golden::AttentionCase& expected, const Scaling& scali
   using namespace golden;
   const std::vector<T> q = as<T>(attention_q), k = as<T>(attention_k), v = as<T>(attention_v);
   std::vector<T> out(expected.out.size()), lse(expected.lse.size());
-  ssmax::attention<ssmax::detail::ComputeType<T>>(
+  ssmax::attention<ssmax::ComputeType<T>>(
       with({.q = View<const T, 4>(q.data(), {attention_batch, attention_q_heads, attention_n, attention_d}),
             .k = View<const T, 4>(k.data(), {attention_batch, attention_kv_heads, attention_m, attention_d}),
             .v = View<const T, 4>(v.data(), {attention_batch, attention_kv_heads, attention_m, attention_dv}),

@@ -185,7 +185,7 @@ TEMPLATE_TEST_CASE("a run of one key may have any stride", "[decode][key_source]
     for_each_target_of<T>([&](const std::string& target) {
       INFO(target << ", queries " << queries);
       std::vector<T> out(q.size());
-      attention<ssmax::detail::ComputeType<T>>(
+      attention<ssmax::ComputeType<T>>(
           {.q = {q.data(), {1, 1, queries, 64}}, .keys = source, .out = {out.data(), {1, 1, queries, 64}}},
           Full{});
       CHECK(std::ranges::all_of(out, [](T x) { return std::isfinite(static_cast<float>(x)); }));

@@ -16,7 +16,7 @@ using reference::Real;
 using reference::worse;
 
 template <class X>
-using Compute = ssmax::detail::ComputeType<X>;
+using Compute = ssmax::ComputeType<X>;
 
 /// [batch, heads, positions, channels], contiguous.
 template <class U>

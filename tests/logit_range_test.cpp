@@ -15,7 +15,7 @@ enum class Keys { large, small, both_signs, small_and_0 };
 /// Keys with logits of ±1e38 (double: ±1e308) and c = 10. Even and odd keys have different values.
 template <class T>
 struct Problem {
-  using Compute = detail::ComputeType<T>;
+  using Compute = ComputeType<T>;
   static constexpr index_t d = 16;
   index_t queries, keys;
   std::vector<T> q, k, v, out;

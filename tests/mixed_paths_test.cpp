@@ -104,7 +104,7 @@ struct Mixed {
             }).starts_with("ssmax: a call needs memory"));
       CHECK(none == untouched);
     }
-    const Plan<ssmax::detail::ComputeType<T>> plan(
+    const Plan<ssmax::ComputeType<T>> plan(
         {.q = q.view(), .k = k.view(), .v = v.view(), .lengths = sequences.lengths()}, threads, Causal{});
     CHECK(plan.bytes() < bytes);  // the plan has the list
     CHECK(plan.explanation().path == explanation.path);

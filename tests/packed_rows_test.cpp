@@ -55,7 +55,7 @@ Real error_of(std::span<const T> values, const std::vector<Real>& expected) {
 
 TEMPLATE_TEST_CASE("packed rows against long double", "[softmax][ragged]", float, double, bfloat16) {
   using T = TestType;
-  using C = ssmax::detail::ComputeType<T>;
+  using C = ssmax::ComputeType<T>;
   const Real unit = std::is_same_v<T, bfloat16> ? Real{0x1p-8} : Real{std::numeric_limits<C>::epsilon()};
   for_each_target([&](const std::string& target) {
     for (const index_t rows : {0, 1, 2, 23, 97}) {

@@ -98,7 +98,7 @@ void check_attention(Real bound) {
         std::vector<T> out(q.size()), lse(static_cast<std::size_t>(heads * queries));
         {
           const RoundingMode scope(mode);
-          ssmax::attention<ssmax::detail::ComputeType<T>>({.q = view(q, queries),
+          ssmax::attention<ssmax::ComputeType<T>>({.q = view(q, queries),
                                                            .k = view(k, keys),
                                                            .v = view(v, keys),
                                                            .out = {out.data(), {1, heads, queries, width}},

@@ -81,7 +81,7 @@ struct Learnt {
 
 template <class T>
 struct Results {
-  using C = ssmax::detail::ComputeType<T>;
+  using C = ssmax::ComputeType<T>;
   std::vector<T> y, log_y, sparse, entmax, dz, log_dz, sparse_dz, entmax_dz;
   std::vector<C> lse, ds, db, sparse_ds, sparse_db;
 };
@@ -100,7 +100,7 @@ OwnMultiplier learning(const OwnMultiplier& scaling, Results<T>&) {
 /// one counts the heads.
 template <class T, int Rank, int RowRank>
 struct Problem {
-  using C = ssmax::detail::ComputeType<T>;
+  using C = ssmax::ComputeType<T>;
   Layout<Rank> in, out;
   Layout<RowRank> rows;
   std::vector<T> z, dout;

@@ -14,7 +14,7 @@ namespace shared_keys_test {
 using namespace ssmax;
 
 template <class X>
-using Compute = ssmax::detail::ComputeType<X>;
+using Compute = ssmax::ComputeType<X>;
 
 /// The keys of a sequence: `common` keys of prompt `prompt`, then keys of its own.
 struct Sequence {

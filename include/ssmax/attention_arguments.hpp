@@ -15,12 +15,13 @@
 /// The member `keys` of AttentionArguments: any source of keys (key_source.hpp).
 ///
 ///     attention({.q = q, .keys = cache, .out = out}, Causal{});                          // an owner: a variable
-///     attention({.q = q, .keys = PagedKeys(k, v, table), .out = out}, Causal{});         // a view-like source
+///     attention({.q = q, .keys = PagedKeys(k, v, table), .out = out}, Causal{});         // refers to your memory
 ///
 /// | source | Keys |
 /// |---|---|
-/// | a variable | refers to it: it must outlive the arguments |
-/// | a temporary that refers to your memory (PagedKeys, PagedKvCache::source) | holds it by value |
+/// | PagedKeys, PagedKvCache::source | holds it by value. The pool must outlive the arguments |
+/// | another variable, such as a KvCache | refers to it: it must outlive the arguments |
+/// | a temporary of your own type that refers to your memory | holds it by value |
 /// | a temporary that owns its keys (KvCache) | does not compile |
 #pragma once
 
@@ -47,7 +48,7 @@
 
 SSMAX_BEGIN_DETAIL
 
-/// The bytes of a temporary source that Keys can hold.
+/// The bytes of a source that Keys can hold.
 inline constexpr std::size_t largest_kept_source = 512;
 
 /// The functions of the type of a source that Keys refers to, or holds.
@@ -87,8 +88,8 @@ struct the_source_is_not_computed_in_A_write_attention_double;
 template <class A>
 class Keys {
   template <class S>
-  static constexpr bool fits = std::same_as<detail::ComputeType<detail::SourceKey<S>>, A>&&
-      std::same_as<detail::ComputeType<detail::SourceValue<S>>, A>;
+  static constexpr bool fits = std::same_as<ComputeType<detail::SourceKey<S>>, A>&&
+      std::same_as<ComputeType<detail::SourceValue<S>>, A>;
   template <class S>
   static constexpr bool is_owner = detail::owns_keys<S> || sizeof(S) > detail::largest_kept_source ||
                                    alignof(S) > alignof(std::max_align_t) || !std::copy_constructible<S>;
@@ -96,9 +97,16 @@ class Keys {
  public:
   /// No source.
   Keys() = default;
-  /// Refers to a source.
+  /// Refers to a source. Exception: holds a source with `owns_keys = false`.
   template <KeySource S>
-  requires(fits<S>) Keys(const S& source) : functions_(&detail::keys_functions<A, S>), source_(&source) {}
+  requires(fits<S>) Keys(const S& source) : functions_(&detail::keys_functions<A, S>) {
+    if constexpr (detail::refers_to_keys<S>) {
+      static_assert(!is_owner<S>, "ssmax: a source with  owns_keys = false  has at most 512 bytes");
+      std::construct_at(reinterpret_cast<S*>(memory_), source);
+    } else {
+      source_ = &source;
+    }
+  }
   /// Holds a source that refers to other memory.
   template <class S, class X = std::remove_cv_t<S>>
   requires(!std::is_lvalue_reference_v<S> && KeySource<X> && !is_owner<X> && fits<X>) Keys(S&& source)

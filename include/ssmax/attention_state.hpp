@@ -154,7 +154,7 @@ struct GapCounts {
 template <class T>
 struct AttentionResult {
   /// The type of lse: double for double, otherwise float.
-  using Lse = std::conditional_t<std::is_const_v<T>, const shared::ComputeType<T>, shared::ComputeType<T>>;
+  using Lse = std::conditional_t<std::is_const_v<T>, const ComputeType<T>, ComputeType<T>>;
 
   View<T, 4> out;    ///< [batch, heads, queries, dv].
   View<Lse, 3> lse;  ///< [batch, heads, queries]: ln Σ exp(c·z), or -inf if no key is visible.

@@ -196,7 +196,7 @@ CrossEntropy cross_entropy(const std::type_identity_t<View<const T, 2>>& logits,
       detail::RowStorage<T>,
       "ssmax::cross_entropy: T is float, double, half or bfloat16; a storage type of your own needs a "
       "unit without SSMAX_COMPILED");
-  using C = detail::ComputeType<T>;
+  using C = ComputeType<T>;
   const char* function = "cross_entropy";
   const index_t rows = logits.extent(0), classes = logits.extent(1);
   const bool wants_gradient = detail::is_given(dlogits);

@@ -25,7 +25,8 @@
 ///     std::uint64_t layout() const                    returns a number. If it is not 0, all sources with this number must
 ///                                                     have the same lengths, stored keys and shared keys.
 ///                                                     Plan::bind then does not compare them (default: 0)
-///     static constexpr bool owns_keys = true          refuses a temporary as `keys` of a call (default: false)
+///     static constexpr bool owns_keys                 true: a call refuses a temporary. false: the arguments of a call
+///                                                     hold a copy, also of a variable (default: a copy of a temporary)
 ///     std::pair<std::span<const Element>, std::span<const ValueElement>> memory() const
 ///                                                     returns the memory of keys and values. Calls throw if a result
 ///                                                     overlaps it

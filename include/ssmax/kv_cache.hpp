@@ -58,13 +58,13 @@ class KvCache {
       detail::KeyStorage<K> && detail::KeyStorage<V>,
       "ssmax::KvCache: storage is float, double, half, bfloat16, Int8, Fp8E4M3, Fp8E5M2, Q8_0, or a type "
       "with StorageTraits");
-  static_assert(std::same_as<detail::ComputeType<K>, detail::ComputeType<V>>,
+  static_assert(std::same_as<ComputeType<K>, ComputeType<V>>,
                 "ssmax::KvCache: keys and values are computed in one type: double keys need double values");
 
  public:
   using Element = K;                       ///< Storage type of keys.
   using ValueElement = V;                  ///< Storage type of values.
-  using Compute = detail::ComputeType<K>;  ///< Type of computation: double for double, float for the others.
+  using Compute = ComputeType<K>;  ///< Type of computation: double for double, float for the others.
   static constexpr bool owns_keys = true;  ///< A call takes a variable, not a temporary.
 
   /// Makes empty sequences. Throws std::invalid_argument unless kv_heads, widths and capacity are at least 1 and

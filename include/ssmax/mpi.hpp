@@ -249,9 +249,9 @@ SSMAX_MISTAKES_OF(attention_backward, Communicator&, const Layout&,
 /// does not fit. The cache is then unchanged.
 template <class K, class V>
 void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
-            std::type_identity_t<View<const detail::ComputeType<K>, 4>> k,
-            std::type_identity_t<View<const detail::ComputeType<K>, 4>> v,
-            const Rope<detail::ComputeType<K>>* rope = nullptr) {
+            std::type_identity_t<View<const ComputeType<K>, 4>> k,
+            std::type_identity_t<View<const ComputeType<K>, 4>> v,
+            const Rope<ComputeType<K>>* rope = nullptr) {
   const char* function = "mpi::append";
   detail::check_view(function, "k", k);
   detail::check_view(function, "v", v);
@@ -270,7 +270,7 @@ void append(KvCache<K, V>& cache, const Layout& layout, int rank, index_t first,
   }
   // A single append stores all positions or, after an error, no position.
   const auto new_k = detail::gathered_rows(k, rows), new_v = detail::gathered_rows(v, rows);
-  using T = detail::ComputeType<K>;
+  using T = ComputeType<K>;
   cache.append(View<const T, 4>(new_k.data(), {k.extent(0), k.extent(1), std::ssize(rows), k.extent(3)}),
                View<const T, 4>(new_v.data(), {v.extent(0), v.extent(1), std::ssize(rows), v.extent(3)}),
                rope, {}, offsets);

@@ -56,6 +56,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -150,8 +151,9 @@ PageTable(const Pages&, const Pages&, const Lengths&)
 template <class K, class V = K, class Table = PageTable<int>>
 class PagedKeys {
  public:
-  using Element = K;       ///< Storage type of keys.
-  using ValueElement = V;  ///< Storage type of values.
+  using Element = K;                        ///< Storage type of keys.
+  using ValueElement = V;                   ///< Storage type of values.
+  static constexpr bool owns_keys = false;  ///< The arguments of a call hold a copy.
 
   /// Refers to a pool and a table: the top of paged_keys.hpp.
   PagedKeys(const View<const K, 4>& k, const View<const V, 4>& v, const Table& table,
@@ -280,7 +282,7 @@ class PagedKeys {
     return scales.data_handle() + page * scales.stride(0) + h * scales.stride(1);
   }
   KeyRange missing(index_t b) const {
-    return missing_.empty() ? KeyRange{} : missing_[static_cast<std::size_t>(b)];
+    return missing_ == nullptr ? KeyRange{} : (*missing_)[static_cast<std::size_t>(b)];
   }
 
   /// Checks the length and the entries of a sequence, and finds its missing pages.
@@ -317,8 +319,9 @@ class PagedKeys {
       }
     }
     if (gap.size() == 0) return;
-    missing_.resize(static_cast<std::size_t>(table_.batch()));
-    missing_[static_cast<std::size_t>(b)] = gap;
+    const auto batch = static_cast<std::size_t>(table_.batch());
+    if (missing_ == nullptr) missing_ = std::make_shared<std::vector<KeyRange>>(batch);
+    (*missing_)[static_cast<std::size_t>(b)] = gap;
   }
 
   View<const K, 4> k_;
@@ -328,7 +331,7 @@ class PagedKeys {
   std::uint64_t layout_ = 0;
   bool has_channel_scales_ = false;
   Table table_;
-  std::vector<KeyRange> missing_;  // [batch], or empty
+  std::shared_ptr<std::vector<KeyRange>> missing_;  // [batch], or null; copies share it
 };
 
 template <class K, class V, class Table>

@@ -97,11 +97,11 @@ class PagedKvCache {
                 "ssmax::PagedKvCache: storage is float, double, half, bfloat16, Int8, Fp8E4M3, Fp8E5M2, "
                 "Q8_0, or a type with StorageTraits");
   static_assert(
-      std::same_as<detail::ComputeType<K>, detail::ComputeType<V>>,
+      std::same_as<ComputeType<K>, ComputeType<V>>,
       "ssmax::PagedKvCache: keys and values are computed in one type: double keys need double values");
 
  public:
-  using Compute = detail::ComputeType<K>;  ///< Type of computation: double for double, float for the others.
+  using Compute = ComputeType<K>;  ///< Type of computation: double for double, float for the others.
 
   /// The page tables of sequences of a PagedKvCache: the table of PagedKeys. Refers to the cache and to the ids.
   class Pages {

@@ -46,7 +46,6 @@
 
 #include <cstddef>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "attention.hpp"
@@ -68,7 +67,7 @@ struct run_takes_a_scaling_a_score_and_an_executor_the_plan_has_the_mask;
 /// @endcond
 
 /// A planned call with its tensors, scaling and score. `bind` of a plan returns it. The plan and the tensors must
-/// outlive it, and so must a source that is a variable. It keeps scaling and score.
+/// outlive it, and so must a source to which its Keys refers. It keeps scaling and score.
 template <class A, class S, class C>
 class BoundCall {
  public:
@@ -114,24 +113,17 @@ template <class A = float>
 class Plan {
  public:
   /// Plans calls on at most `max_threads` threads. The plan reads extents and storage types of the example's tensors.
-  /// The tensors may be null. `out`, `lse`, `workspace` and `explanation` are not used. The plan owns a copy of the
-  /// mask. Throws std::invalid_argument if tensors, source, mask, lengths or the positions of the rope do not fit, or if
-  /// max_threads is below 1.
-  template <class M>
-  requires(detail::MaskOfCall<M>)
-      Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads, const M& mask)
-      : Plan(detail::PlannedMask<A>(mask), example, max_threads, true) {}
-  /// The same with the mask Full.
-  explicit Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads = 1)
-      : Plan(detail::PlannedMask<A>(Full{}), example, max_threads, false) {}
-  /// @cond
+  /// The tensors may be null. `out`, `lse`, `workspace` and `explanation` are not used. `mask` is a mask, of which the
+  /// plan owns a copy, or left out: Full. Throws std::invalid_argument if tensors, source, mask, lengths or the
+  /// positions of the rope do not fit, or if max_threads is below 1.
   template <class... P>
-  requires(sizeof...(P) > 1 || !(detail::MaskOfCall<P> && ...))
-      Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads, const P&...)
-      : Plan(example, max_threads) {
-    static_assert(sizeof...(P) == 0, "ssmax::Plan: pass a mask; bind and run take the other policies");
+  explicit Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads = 1,
+                const P&... mask)
+      : mask_(detail::pick<detail::IsMask>(detail::default_mask, mask...)),
+        plan_(example, max_threads, mask_.variant(), sizeof...(P) > 0) {
+    static_assert(sizeof...(P) <= 1 && (detail::MaskOfCall<P> && ...),
+                  "ssmax::Plan: pass a mask; bind and run take the other policies");
   }
-  /// @endcond
 
   /// Returns the bytes that a call needs.
   [[nodiscard]] std::size_t bytes() const { return plan_.list().run_bytes; }
@@ -184,9 +176,6 @@ class Plan {
   /// @endcond
 
  private:
-  Plan(detail::PlannedMask<A> mask, const AttentionArguments<A>& example, index_t max_threads, bool has_mask)
-      : mask_(std::move(mask)), plan_(example, max_threads, mask_.variant(), has_mask) {}
-
   const detail::PlannedMask<A> mask_;
   const detail::ForwardPlan<A> plan_;
 };

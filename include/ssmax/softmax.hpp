@@ -225,13 +225,13 @@ void logsumexp(const View<X, Rank>& logits, const View<Y, Rank - 1>& out, const 
 /// Returns ln Σ exp(c·logits) of one row: a double for double, a float for the other types.
 template <class X, class S = Softmax, class M = Full>
 requires Scaling<S> && Mask<M>
-[[nodiscard]] detail::ComputeType<X> logsumexp(const View<X, 1>& logits, const S& scaling = {},
+[[nodiscard]] ComputeType<X> logsumexp(const View<X, 1>& logits, const S& scaling = {},
                                                const M& mask = {}) {
-  detail::ComputeType<X> value{};
+  ComputeType<X> value{};
   Serial serial;
-  detail::check_storage<X, detail::ComputeType<X>>();
+  detail::check_storage<X, ComputeType<X>>();
   detail::logsumexp_rows(detail::with_rank<4>(View<const X, 1>(logits)),
-                         View<detail::ComputeType<X>, 3>(&value, {1, 1, 1}), scaling, mask, serial);
+                         View<ComputeType<X>, 3>(&value, {1, 1, 1}), scaling, mask, serial);
   return value;
 }
 

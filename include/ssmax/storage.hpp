@@ -117,13 +117,9 @@ struct StorageTraits<Q8_0> {
   SSMAX_INLINE static void store(const float* in, index_t n, Q8_0* out) { detail::narrow(in, n, out); }
 };
 
-namespace SSMAX_VISIBLE shared {
-
 /// The type that rows of X are computed in.
 template <class X>
 using ComputeType = typename StorageTraits<std::remove_cv_t<X>>::Compute;
-
-}  // namespace shared
 
 SSMAX_END
 

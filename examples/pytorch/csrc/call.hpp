@@ -11,7 +11,7 @@
 namespace ssmax_torch {
 
 template <class T>
-using Compute = ssmax::detail::ComputeType<T>;
+using Compute = ssmax::ComputeType<T>;
 
 /// Checks that query, key and value fit each other; returns [batch, heads, queries, keys].
 Extents check_inputs(const Tensor& query, const Tensor& key, const Tensor& value);

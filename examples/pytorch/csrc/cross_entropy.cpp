@@ -60,7 +60,7 @@ double loss_of(const CrossEntropyInputs& in, const ssmax::View<T, 2>& dlogits,
 
 std::pair<Tensor, Tensor> cross_entropy(const CrossEntropyInputs& in) {
   return with_type("logits", in.logits, [&]<class T>(std::type_identity<T>) {
-    using A = ssmax::detail::ComputeType<T>;
+    using A = ssmax::ComputeType<T>;
     check_rank("logits", in.logits, 2);
     const Tensor losses = new_tensor(std::array{in.logits.size(0)}, ScalarType::Double);
     const Tensor loss = new_tensor({}, scalar_type<A>);

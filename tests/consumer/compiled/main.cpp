@@ -47,9 +47,9 @@ bool attends(ssmax::ThreadPool& pool) {
   const std::vector<T> qk = numbers<T>(), v(qk.size(), T(0.5F));
   std::vector<T> out(qk.size());
   const ssmax::View<const T, 4> q(qk.data(), shape);
-  ssmax::attention<ssmax::detail::ComputeType<T>>(
+  ssmax::attention<ssmax::ComputeType<T>>(
       {.q = q, .k = q, .v = ssmax::View<const T, 4>(v.data(), shape), .out = {out.data(), shape}},
-      ssmax::SSMax<ssmax::detail::ComputeType<T>>{0.4F}, ssmax::Causal{}, pool);
+      ssmax::SSMax<ssmax::ComputeType<T>>{0.4F}, ssmax::Causal{}, pool);
   bool good = true;
   for (const T value : out) good = good && std::abs(static_cast<double>(value) - 0.5) < 1e-2;
   return good;

@@ -73,10 +73,10 @@ void attend(Bits& bits, index_t n) {
   const View<Compute, 3> rows(lse.data(), {1, 4, n});
   const std::vector<Compute> s(4, Compute(0.375));
   const ssmax::SSMax<Compute> scaling(s);
-  ssmax::attention<ssmax::detail::ComputeType<T>>(
+  ssmax::attention<ssmax::ComputeType<T>>(
       {.q = view(q, 4), .k = view(k, 2), .v = view(v, 2), .out = view(out, 4), .lse = rows}, scaling,
       ssmax::Causal{});
-  ssmax::attention_backward<ssmax::detail::ComputeType<T>>(
+  ssmax::attention_backward<ssmax::ComputeType<T>>(
       {.q = view(q, 4), .k = view(k, 2), .v = view(v, 2), .out = view(out, 4), .lse = rows},
       {.dout = view(dout, 4), .dq = view(dq, 4), .dk = view(dk, 2), .dv = view(dv, 2)}, scaling.gradient(ds),
       ssmax::Causal{});

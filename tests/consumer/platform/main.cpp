@@ -183,7 +183,7 @@ void check_attention(double allowed) {
   std::vector<T> out(q.size()), dq(q.size()), dk(k.size()), dv(v.size()), lse(heads * length), ds(1), db(1);
   const SSMax<T> scaling{static_cast<T>(s), static_cast<T>(b)};
   const View<T, 3> lse_view(lse.data(), {1, heads, length});
-  attention<ssmax::detail::ComputeType<T>>({.q = tensor(q, heads),
+  attention<ssmax::ComputeType<T>>({.q = tensor(q, heads),
                                             .k = tensor(k, kv_heads),
                                             .v = tensor(v, kv_heads),
                                             .out = tensor(out, heads),
@@ -191,7 +191,7 @@ void check_attention(double allowed) {
                                            scaling, Causal{}, Softcap{cap});
   report("attention", difference(out, exact.out), allowed);
 
-  attention_backward<ssmax::detail::ComputeType<T>>({.q = tensor(q, heads),
+  attention_backward<ssmax::ComputeType<T>>({.q = tensor(q, heads),
                                                      .k = tensor(k, kv_heads),
                                                      .v = tensor(v, kv_heads),
                                                      .out = tensor(out, heads),

@@ -75,6 +75,12 @@ constexpr bool owns_keys = requires {
   requires S::owns_keys;
 };
 
+/// True for a source with `owns_keys = false`.
+template <class S>
+constexpr bool refers_to_keys = requires {
+  requires !S::owns_keys;
+};
+
 /// The addresses of keys and values.
 struct RowLists {
   const std::byte **k, **v;

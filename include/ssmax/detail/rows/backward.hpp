@@ -204,13 +204,13 @@ SSMAX_END
 SSMAX_BEGIN_COMPILED
 
 template <class X>
-double softmax_gradient(const shared::SoftmaxGradientKernels<shared::ComputeType<X>>& kernels,
+double softmax_gradient(const shared::SoftmaxGradientKernels<ComputeType<X>>& kernels,
                         const shared::GradientRows<X>& rows, double c, double* dc) {
   return detail::gradient_of_group<detail::SoftmaxGradient>(kernels, rows, c, dc);
 }
 
 template <class X>
-double log_softmax_gradient(const shared::SoftmaxGradientKernels<shared::ComputeType<X>>& kernels,
+double log_softmax_gradient(const shared::SoftmaxGradientKernels<ComputeType<X>>& kernels,
                             const shared::GradientRows<X>& rows, double c, double* dc) {
   return detail::gradient_of_group<detail::LogSoftmaxGradient>(kernels, rows, c, dc);
 }

@@ -22,12 +22,12 @@ SSMAX_BEGIN_COMPILED
 /// Writes dz = factor · (softmax(z) - onehot(target)) of one row, unless dz is null. Returns the row's loss.
 /// dz may be z.
 template <class X>
-double cross_entropy_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, const X* z, index_t n,
+double cross_entropy_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* z, index_t n,
                          index_t target, double factor, X* dz);
 
 /// Does the work of cross_entropy_row for a loss with other terms.
 template <class X>
-double weighted_cross_entropy_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, const X* z,
+double weighted_cross_entropy_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* z,
                                   index_t n, index_t target, const shared::LossTerms& terms, double factor,
                                   X* dz);
 
@@ -138,7 +138,7 @@ SSMAX_END
 SSMAX_BEGIN_COMPILED
 
 template <class X>
-double cross_entropy_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, const X* z, index_t n,
+double cross_entropy_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* z, index_t n,
                          index_t target, double factor, X* dz) {
   using namespace detail;
   using T = ComputeType<X>;
@@ -166,7 +166,7 @@ double cross_entropy_row(const shared::RowKernels<shared::ComputeType<X>>& kerne
 }
 
 template <class X>
-double weighted_cross_entropy_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, const X* z,
+double weighted_cross_entropy_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* z,
                                   index_t n, index_t target, const shared::LossTerms& terms, double factor,
                                   X* dz) {
   using namespace detail;

@@ -44,7 +44,7 @@ SSMAX_BEGIN_COMPILED
 /// Writes out = softmax(c·in) for rows that see the same n keys. `alone` is true for a single row whose
 /// neighbours see other keys.
 template <class X, class Y>
-void softmax_group(const shared::SoftmaxKernels<shared::ComputeType<X>>& kernels,
+void softmax_group(const shared::SoftmaxKernels<ComputeType<X>>& kernels,
                    shared::StridedRows<const X> in, shared::StridedRows<Y> out, index_t rows, index_t n,
                    double c, bool alone);
 
@@ -55,25 +55,25 @@ void softmax_lone_rows(const shared::SoftmaxKernels<T>& kernels, const shared::L
 
 /// Writes out = c·in - ln Σ exp(c·in) for one row.
 template <class X, class Y>
-void log_softmax_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, const X* in, index_t n,
+void log_softmax_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* in, index_t n,
                      double c, Y* out);
 
 /// Returns ln Σ exp(c·in) of one row. Returns -inf for a masked row and NaN for a poisoned row.
 template <class X>
-double logsumexp_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, const X* in, index_t n,
+double logsumexp_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* in, index_t n,
                      double c);
 
 /// Writes dlogits = c·y ⊙ (dout - ⟨dout, y⟩) with y = out. Returns the sum over the rows of dc = ⟨y ⊙ (dout -
 /// ⟨dout, y⟩), logits⟩. Writes each row's dc to `dc`, unless `dc` is null. Exception: the dc of up to 16 short rows are
 /// one sum in the compute type, which the first of these rows has, and the others have 0.
 template <class X>
-double softmax_gradient(const shared::SoftmaxGradientKernels<shared::ComputeType<X>>& kernels,
+double softmax_gradient(const shared::SoftmaxGradientKernels<ComputeType<X>>& kernels,
                         const shared::GradientRows<X>& rows, double c, double* dc);
 
 /// Writes dlogits = c·(dout - p·Σ dout) with out = log_softmax and p = exp(out). Returns and writes dc as
 /// softmax_gradient does.
 template <class X>
-double log_softmax_gradient(const shared::SoftmaxGradientKernels<shared::ComputeType<X>>& kernels,
+double log_softmax_gradient(const shared::SoftmaxGradientKernels<ComputeType<X>>& kernels,
                             const shared::GradientRows<X>& rows, double c, double* dc);
 
 SSMAX_END

@@ -9,7 +9,7 @@
 SSMAX_BEGIN_COMPILED
 
 template <class X, class Y>
-void softmax_group(const shared::SoftmaxKernels<shared::ComputeType<X>>& tables,
+void softmax_group(const shared::SoftmaxKernels<ComputeType<X>>& tables,
                    shared::StridedRows<const X> in, shared::StridedRows<Y> out, index_t rows, index_t n,
                    double c, bool alone) {
   using namespace detail;
@@ -80,7 +80,7 @@ void softmax_lone_rows(const shared::SoftmaxKernels<T>& tables, const shared::Lo
 }
 
 template <class X, class Y>
-void log_softmax_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, const X* in, index_t n,
+void log_softmax_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* in, index_t n,
                      double c, Y* out) {
   using namespace detail;
   using T = ComputeType<X>;
@@ -97,7 +97,7 @@ void log_softmax_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, 
 }
 
 template <class X>
-double logsumexp_row(const shared::RowKernels<shared::ComputeType<X>>& kernels, const X* in, index_t n,
+double logsumexp_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* in, index_t n,
                      double c) {
   using namespace detail;
   using T = ComputeType<X>;

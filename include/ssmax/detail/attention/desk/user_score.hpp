@@ -57,11 +57,14 @@ class UserScore : public UserMask<Compute, M, Interface> {
     if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), logits, memory);
       apply_score(part.second(), logits, memory);
+    } else if constexpr (Base::is_erased) {
+      this->moves_keys() ? apply_part<true>(part, logits, memory) : apply_part<false>(part, logits, memory);
     } else {
-      with_moves_keys([&](auto moves) { apply_part<decltype(moves)::value>(part, logits, memory); });
+      apply_part<has_key_position<M>>(part, logits, memory);
     }
   }
 
+  /// `moves_keys`: the mask defines positions of keys.
   template <bool moves_keys, class Part>
   void apply_part(const Part& part, const Logits<Compute>& logits, const TileScratch<Compute>& memory) const {
     if constexpr (uses_lanes<Part, moves_keys>) {
@@ -183,23 +186,15 @@ class UserScore : public UserMask<Compute, M, Interface> {
   }
 
  private:
-  /// Calls f(std::bool_constant) with whether the mask defines positions of keys. A typed mask compiles one of them.
-  template <class F>
-  void with_moves_keys(const F& f) const {
-    if constexpr (Base::is_erased) {
-      this->moves_keys() ? f(std::true_type{}) : f(std::false_type{});
-    } else {
-      f(std::bool_constant<has_key_position<M>>{});
-    }
-  }
-
   template <class Part>
   void apply_score(const Part& part, Compute* s, KeyRange keys, const QueryRow& row) const {
     if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), s, keys, row);
       apply_score(part.second(), s, keys, row);
+    } else if constexpr (Base::is_erased) {
+      this->moves_keys() ? apply_part<true>(part, s, keys, row) : apply_part<false>(part, s, keys, row);
     } else {
-      with_moves_keys([&](auto moves) { apply_part<decltype(moves)::value>(part, s, keys, row); });
+      apply_part<has_key_position<M>>(part, s, keys, row);
     }
   }
 
