@@ -117,8 +117,8 @@ class Plan {
   /// plan owns a copy, or left out: Full. Throws std::invalid_argument if tensors, source, mask, lengths or the
   /// positions of the rope do not fit, or if max_threads is below 1.
   template <class... P>
-  explicit Plan(const std::type_identity_t<AttentionArguments<A>>& example, index_t max_threads = 1,
-                const P&... mask)
+  explicit(sizeof...(P) == 0) Plan(const std::type_identity_t<AttentionArguments<A>>& example,
+                                   index_t max_threads = 1, const P&... mask)
       : mask_(detail::pick<detail::IsMask>(detail::default_mask, mask...)),
         plan_(example, max_threads, mask_.variant(), sizeof...(P) > 0) {
     static_assert(sizeof...(P) <= 1 && (detail::MaskOfCall<P> && ...),

@@ -114,7 +114,7 @@ class BackwardListMaker {
       path.reason = route.reason;
       path.rows = forward.q.extent(2) * forward.heads_per_kv_head();
       path.queries = query_block;
-      path.split = path.together = {1, 1};
+      path.split = path.together = {1, 1, 1};
       path.heads = 1;
       path.sizes = {lane.used(), 0, backward_key_block, scratch.tile_lanes};
       path.lane_bytes = lane.used();

@@ -69,7 +69,8 @@ class PathCut {
     }
     path.first_chunk = keys.chunks.begin;
     path.sizes = path.driver->sizes(problem_, path.queries);
-    path.split = {1, path.driver->keeps_order ? std::clamp<index_t>(path.tasks / (8 * threads_), 1, 64) : 1};
+    path.split = {1, path.driver->keeps_order ? std::clamp<index_t>(path.tasks / (8 * threads_), 1, 64) : 1,
+                  1};
     path.together = path.split;
     path.heads = 1;
     path.lane_bytes = path.sizes.lane_bytes;

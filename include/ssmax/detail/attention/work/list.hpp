@@ -58,9 +58,9 @@ struct Works {
 
 /// How the tasks of a path are divided among lanes.
 struct Split {
-  index_t chunks;     // key chunks that are separate pieces; 1: a task computes all keys
-  index_t at_once;    // tasks that a lane takes at once: tiles, or kv heads that it computes chunk by chunk
-  index_t heads = 1;  // kv heads of a task
+  index_t chunks;   // key chunks that are separate pieces; 1: a task computes all keys
+  index_t at_once;  // tasks that a lane takes at once: tiles, or kv heads that it computes chunk by chunk
+  index_t heads;    // kv heads of a task
 };
 
 /// The works of one path in one phase.
