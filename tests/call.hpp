@@ -56,12 +56,12 @@ Arguments with_options(Arguments to, const Options& from) {
 /// Returns the arguments of a call with options.
 template <class T>
 AttentionArguments<ComputeType<T>> with(AttentionArguments<ComputeType<T>> a,
-                                                const AttentionOptions<T>& options) {
+                                        const AttentionOptions<T>& options) {
   return with_options(std::move(a), options);
 }
 template <class T>
 BackwardArguments<ComputeType<T>> backward_with(BackwardArguments<ComputeType<T>> a,
-                                                        const AttentionOptions<T>& options) {
+                                                const AttentionOptions<T>& options) {
   return with_options(std::move(a), options);
 }
 

@@ -79,8 +79,8 @@ void check(Model<T>& model, const golden::GradientCase& expected, const S& scali
   for_each_target([&](const std::string&) {
     for (auto* values : {&model.ds, &model.db, &model.dp, &model.dsinks}) std::ranges::fill(*values, T(0));
     for (auto* values : {&model.dslopes, &model.dbias}) std::ranges::fill(*values, 0.0);
-    ssmax::attention<ssmax::ComputeType<T>>(
-        with({.q = q, .k = k, .v = v, .out = out, .lse = lse}, options), scaling, mask, score);
+    ssmax::attention<ssmax::ComputeType<T>>(with({.q = q, .k = k, .v = v, .out = out, .lse = lse}, options),
+                                            scaling, mask, score);
     ssmax::attention_backward<ssmax::ComputeType<T>>(
         backward_with({.q = q, .k = k, .v = v, .out = out, .lse = lse}, options),
         {.dout = {model.dout.data(), of_out},

@@ -99,11 +99,11 @@ void check_attention(Real bound) {
         {
           const RoundingMode scope(mode);
           ssmax::attention<ssmax::ComputeType<T>>({.q = view(q, queries),
-                                                           .k = view(k, keys),
-                                                           .v = view(v, keys),
-                                                           .out = {out.data(), {1, heads, queries, width}},
-                                                           .lse = {lse.data(), {1, heads, queries}}},
-                                                          Causal{});
+                                                   .k = view(k, keys),
+                                                   .v = view(v, keys),
+                                                   .out = {out.data(), {1, heads, queries, width}},
+                                                   .lse = {lse.data(), {1, heads, queries}}},
+                                                  Causal{});
         }
         for (std::size_t i = 0; i < out.size(); ++i) {
           worst = worse(worst, std::abs(out[i] - exact.out[i]) / sizes.out[i]);

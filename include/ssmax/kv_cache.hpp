@@ -64,7 +64,7 @@ class KvCache {
  public:
   using Element = K;                       ///< Storage type of keys.
   using ValueElement = V;                  ///< Storage type of values.
-  using Compute = ComputeType<K>;  ///< Type of computation: double for double, float for the others.
+  using Compute = ComputeType<K>;          ///< Type of computation: double for double, float for the others.
   static constexpr bool owns_keys = true;  ///< A call takes a variable, not a temporary.
 
   /// Makes empty sequences. Throws std::invalid_argument unless kv_heads, widths and capacity are at least 1 and

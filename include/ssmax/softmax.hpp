@@ -225,8 +225,7 @@ void logsumexp(const View<X, Rank>& logits, const View<Y, Rank - 1>& out, const 
 /// Returns ln Σ exp(c·logits) of one row: a double for double, a float for the other types.
 template <class X, class S = Softmax, class M = Full>
 requires Scaling<S> && Mask<M>
-[[nodiscard]] ComputeType<X> logsumexp(const View<X, 1>& logits, const S& scaling = {},
-                                               const M& mask = {}) {
+[[nodiscard]] ComputeType<X> logsumexp(const View<X, 1>& logits, const S& scaling = {}, const M& mask = {}) {
   ComputeType<X> value{};
   Serial serial;
   detail::check_storage<X, ComputeType<X>>();

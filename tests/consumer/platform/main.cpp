@@ -184,23 +184,23 @@ void check_attention(double allowed) {
   const SSMax<T> scaling{static_cast<T>(s), static_cast<T>(b)};
   const View<T, 3> lse_view(lse.data(), {1, heads, length});
   attention<ssmax::ComputeType<T>>({.q = tensor(q, heads),
-                                            .k = tensor(k, kv_heads),
-                                            .v = tensor(v, kv_heads),
-                                            .out = tensor(out, heads),
-                                            .lse = lse_view},
-                                           scaling, Causal{}, Softcap{cap});
+                                    .k = tensor(k, kv_heads),
+                                    .v = tensor(v, kv_heads),
+                                    .out = tensor(out, heads),
+                                    .lse = lse_view},
+                                   scaling, Causal{}, Softcap{cap});
   report("attention", difference(out, exact.out), allowed);
 
   attention_backward<ssmax::ComputeType<T>>({.q = tensor(q, heads),
-                                                     .k = tensor(k, kv_heads),
-                                                     .v = tensor(v, kv_heads),
-                                                     .out = tensor(out, heads),
-                                                     .lse = lse_view},
-                                                    {.dout = tensor(dout, heads),
-                                                     .dq = tensor(dq, heads),
-                                                     .dk = tensor(dk, kv_heads),
-                                                     .dv = tensor(dv, kv_heads)},
-                                                    scaling.gradient(ds, db), Causal{}, Softcap{cap});
+                                             .k = tensor(k, kv_heads),
+                                             .v = tensor(v, kv_heads),
+                                             .out = tensor(out, heads),
+                                             .lse = lse_view},
+                                            {.dout = tensor(dout, heads),
+                                             .dq = tensor(dq, heads),
+                                             .dk = tensor(dk, kv_heads),
+                                             .dv = tensor(dv, kv_heads)},
+                                            scaling.gradient(ds, db), Causal{}, Softcap{cap});
   report("dq", difference(dq, exact.dq), 10 * allowed);
   report("dk", difference(dk, exact.dk), 10 * allowed);
   report("dv", difference(dv, exact.dv), 10 * allowed);

@@ -119,7 +119,7 @@ class StoredRows {
             .v_scales = v_scales_.empty() ? nullptr : v_scales_.data() + row};
   }
   std::pair<std::span<const K>, std::span<const V>> memory() const { return {k_, v_}; }
-  /// Returns the factors of the rows. Empty: the type has none.
+  /// Returns the factors of the rows. A type without factors has empty spans.
   std::pair<std::span<const float>, std::span<const float>> scales() const { return {k_scales_, v_scales_}; }
 
  private:

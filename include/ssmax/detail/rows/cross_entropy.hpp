@@ -27,9 +27,8 @@ double cross_entropy_row(const shared::RowKernels<ComputeType<X>>& kernels, cons
 
 /// Does the work of cross_entropy_row for a loss with other terms.
 template <class X>
-double weighted_cross_entropy_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* z,
-                                  index_t n, index_t target, const shared::LossTerms& terms, double factor,
-                                  X* dz);
+double weighted_cross_entropy_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* z, index_t n,
+                                  index_t target, const shared::LossTerms& terms, double factor, X* dz);
 
 SSMAX_END
 
@@ -166,9 +165,8 @@ double cross_entropy_row(const shared::RowKernels<ComputeType<X>>& kernels, cons
 }
 
 template <class X>
-double weighted_cross_entropy_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* z,
-                                  index_t n, index_t target, const shared::LossTerms& terms, double factor,
-                                  X* dz) {
+double weighted_cross_entropy_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* z, index_t n,
+                                  index_t target, const shared::LossTerms& terms, double factor, X* dz) {
   using namespace detail;
   using T = ComputeType<X>;
   if (terms.softcap == 0)

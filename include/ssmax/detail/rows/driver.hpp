@@ -44,9 +44,8 @@ SSMAX_BEGIN_COMPILED
 /// Writes out = softmax(c·in) for rows that see the same n keys. `alone` is true for a single row whose
 /// neighbours see other keys.
 template <class X, class Y>
-void softmax_group(const shared::SoftmaxKernels<ComputeType<X>>& kernels,
-                   shared::StridedRows<const X> in, shared::StridedRows<Y> out, index_t rows, index_t n,
-                   double c, bool alone);
+void softmax_group(const shared::SoftmaxKernels<ComputeType<X>>& kernels, shared::StridedRows<const X> in,
+                   shared::StridedRows<Y> out, index_t rows, index_t n, double c, bool alone);
 
 /// Writes out = softmax(c·in) for at most a vector's lanes of short rows that see different keys.
 template <class T>
@@ -55,13 +54,12 @@ void softmax_lone_rows(const shared::SoftmaxKernels<T>& kernels, const shared::L
 
 /// Writes out = c·in - ln Σ exp(c·in) for one row.
 template <class X, class Y>
-void log_softmax_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* in, index_t n,
-                     double c, Y* out);
+void log_softmax_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* in, index_t n, double c,
+                     Y* out);
 
 /// Returns ln Σ exp(c·in) of one row. Returns -inf for a masked row and NaN for a poisoned row.
 template <class X>
-double logsumexp_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* in, index_t n,
-                     double c);
+double logsumexp_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* in, index_t n, double c);
 
 /// Writes dlogits = c·y ⊙ (dout - ⟨dout, y⟩) with y = out. Returns the sum over the rows of dc = ⟨y ⊙ (dout -
 /// ⟨dout, y⟩), logits⟩. Writes each row's dc to `dc`, unless `dc` is null. Exception: the dc of up to 16 short rows are

@@ -9,9 +9,8 @@
 SSMAX_BEGIN_COMPILED
 
 template <class X, class Y>
-void softmax_group(const shared::SoftmaxKernels<ComputeType<X>>& tables,
-                   shared::StridedRows<const X> in, shared::StridedRows<Y> out, index_t rows, index_t n,
-                   double c, bool alone) {
+void softmax_group(const shared::SoftmaxKernels<ComputeType<X>>& tables, shared::StridedRows<const X> in,
+                   shared::StridedRows<Y> out, index_t rows, index_t n, double c, bool alone) {
   using namespace detail;
   using T = ComputeType<X>;
   const RowKernels<T>& kernels = tables.rows;
@@ -80,8 +79,8 @@ void softmax_lone_rows(const shared::SoftmaxKernels<T>& tables, const shared::Lo
 }
 
 template <class X, class Y>
-void log_softmax_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* in, index_t n,
-                     double c, Y* out) {
+void log_softmax_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* in, index_t n, double c,
+                     Y* out) {
   using namespace detail;
   using T = ComputeType<X>;
   T scratch[row_block], staged[row_block];
@@ -97,8 +96,7 @@ void log_softmax_row(const shared::RowKernels<ComputeType<X>>& kernels, const X*
 }
 
 template <class X>
-double logsumexp_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* in, index_t n,
-                     double c) {
+double logsumexp_row(const shared::RowKernels<ComputeType<X>>& kernels, const X* in, index_t n, double c) {
   using namespace detail;
   using T = ComputeType<X>;
   T scratch[row_block];
