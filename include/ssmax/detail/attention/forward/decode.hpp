@@ -339,7 +339,9 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     }
     if (lists_rows_) {
       return problem_.keys.k_type().listed_logits(
-          q, rows, heads_ == 1 ? list_.keys(first, keys.size()) : list_.keys_of(kv_head, first, keys.size()),
+          q, rows,
+          heads_ == 1 ? list_.keys(first, keys.size())
+                      : list_.keys_of(kv_head, is_last(kv_head), first, keys.size()),
           {s, key_chunk});
     }
     for_each_run(problem_.keys, {batch_, kv_head, keys}, [&](index_t key, const AnyKeyRun& run) {
@@ -348,10 +350,19 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     });
   }
 
-  /// Returns the distance to the keys, or the values, that a run prefetches. Several kv heads read memory in order.
+  bool is_last(index_t kv_head) const { return kv_head + 1 == kv_head_ + heads_; }
+
+  /// Returns the distance to the keys, or the values, that a run prefetches. Several kv heads prefetch as in
+  /// RowList::keys_of.
   template <bool are_values>
   index_t bytes_ahead_of(index_t kv_head, index_t key, const AnyKeyRun& run) const {
-    return heads_ > 1 ? 0 : prefetching_.template bytes<are_values>(problem_.keys, batch_, kv_head, key, run);
+    const AnyKeys<Compute>& source = problem_.keys;
+    if (heads_ == 1) return prefetching_.template bytes<are_values>(source, batch_, kv_head, key, run);
+    if (!source.head_distance().is_known) return 0;
+    const index_t distance = are_values ? source.head_distance().v : source.head_distance().k;
+    if (!is_last(kv_head)) return distance;
+    const index_t row = are_values ? run.v_stride * source.v_size() : run.k_stride * source.k_size();
+    return keys_in_turn(source.k_size()) * row - (heads_ - 1) * distance;
   }
 
   /// Adds the weights of rows [r, r + rows) times V to o. All these rows have the visible keys `seen`.
@@ -398,7 +409,8 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
         const index_t at = first % key_chunk;
         return problem_.keys.v_type().accumulate_listed(
             {memory_.s + first, key_chunk}, rows,
-            heads_ == 1 ? list_.values(at, keys.size()) : list_.values_of(kv_head, at, keys.size()),
+            heads_ == 1 ? list_.values(at, keys.size())
+                        : list_.values_of(kv_head, is_last(kv_head), at, keys.size()),
             {to, dv});
       }
       for_each_run_of_values(kv_head, keys, [&](index_t key, const AnyKeyRun& run) {

@@ -83,15 +83,15 @@ class RowList {
                 problem_.keys.head_distance().v);
   }
 
-  /// Return the same of a kv head. The heads have known distances. Float does not prefetch.
-  ListedRows<void> keys_of(index_t kv_head, index_t first, index_t count) const {
-    return rows_of_head({k_rows_ + first, kv_head * problem_.keys.head_distance().k, count, problem_.width()},
-                        problem_.keys.k_size());
+  /// Return the same of a kv head of a task of several, whose distances are known. They prefetch the same keys of the
+  /// next kv head. The last kv head of the task prefetches the next keys of the first one.
+  ListedRows<void> keys_of(index_t kv_head, bool is_last, index_t first, index_t count) const {
+    return rows_of_head({k_rows_ + first, 0, count, problem_.width()}, kv_head, is_last,
+                        problem_.keys.head_distance().k);
   }
-  ListedRows<void> values_of(index_t kv_head, index_t first, index_t count) const {
-    return rows_of_head(
-        {v_rows_ + first, kv_head * problem_.keys.head_distance().v, count, problem_.value_width()},
-        problem_.keys.v_size());
+  ListedRows<void> values_of(index_t kv_head, bool is_last, index_t first, index_t count) const {
+    return rows_of_head({v_rows_ + first, 0, count, problem_.value_width()}, kv_head, is_last,
+                        problem_.keys.head_distance().v);
   }
 
  private:
@@ -113,11 +113,12 @@ class RowList {
     return rows;
   }
 
-  ListedRows<void> rows_of_head(ListedRows<void> rows, index_t element_size) const {
-    if (last_.keys.size() > listed_ahead && element_size < static_cast<index_t>(sizeof(float))) {
-      rows.ahead = rows.rows + listed_ahead;
-      rows.ahead_bytes = rows.bytes;
-    }
+  ListedRows<void> rows_of_head(ListedRows<void> rows, index_t kv_head, bool is_last,
+                                index_t distance) const {
+    rows.bytes = kv_head * distance;
+    if (is_last && last_.keys.size() <= listed_ahead) return rows;  // no rows are listed after the last key
+    rows.ahead = is_last ? rows.rows + rows.count : rows.rows;
+    rows.ahead_bytes = (is_last ? kv_head_ : kv_head + 1) * distance;
     return rows;
   }
 

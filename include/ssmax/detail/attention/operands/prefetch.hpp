@@ -52,15 +52,10 @@ inline constexpr index_t max_next_bytes = index_t{16} << 10;
 inline constexpr index_t short_run = 256;
 
 /// Returns whether a task takes rows of several kv heads whose keys lie between each other, and reads a few keys of each
-/// in turn. In float, this is faster. In 16 bits, it is faster from memory, and slower in the third-level cache.
-/// Tasks of 8 bits, not measured, take one kv head. `keys` counts those of all sequences. Measured: docs/measured.md.
+/// in turn. Exception: tasks of 8 bits, not measured, take one kv head. Measured: docs/measured.md.
 template <class Compute>
-bool takes_several_heads(const Problem<Compute>& problem, double keys) {
-  const index_t size = std::max(problem.keys.k_size(), problem.keys.v_size());
-  if (std::min(problem.keys.k_size(), problem.keys.v_size()) < 2) return false;
-  return size >= static_cast<index_t>(sizeof(float)) ||
-         keys * static_cast<double>(problem.kv_heads() * (problem.width() + problem.value_width()) * size) >
-             static_cast<double>(max_shared_bytes);
+bool takes_several_heads(const Problem<Compute>& problem) {
+  return std::min(problem.keys.k_size(), problem.keys.v_size()) >= 2;
 }
 
 /// Returns how many keys such a task reads of each kv head in turn. Measured: docs/measured.md.

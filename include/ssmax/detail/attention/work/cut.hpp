@@ -77,7 +77,7 @@ class PathCut {
     path.waiting_bytes = 0;
     const bool may_group =
         blocks.are_few && (chunks > 1 || keys.most >= min_keys_of_heads) && may_group_heads(keys.first);
-    const bool takes_several = blocks.takes_heads && may_group && takes_several_heads(problem_, keys.all);
+    const bool takes_several = blocks.takes_heads && may_group && takes_several_heads(problem_);
     const index_t most_heads = takes_several ? blocks.most / std::min(path.rows, blocks.most) : 1;
     if (chunks < 2) {
       // With fewer keys, the tasks of kv heads prefetch those of the next one.
