@@ -261,16 +261,14 @@ class PagedKvCache {
   /// Throws std::invalid_argument if an id has no sequence.
   [[nodiscard]] PagedKeys<K, V, Pages> source(KeptIntegers ids) const& {
     for (index_t id : ids) check_id("PagedKvCache::source", "ids", id);
-    const auto pool = [this]<class T>(std::span<const T> rows, index_t row) {
-      const index_t page = options_.page, heads = options_.kv_heads;
-      return View<const T, 4>(rows.data(), {options_.pages, page, heads, row},
+    const index_t pages = options_.pages, page = options_.page, heads = options_.kv_heads;
+    const auto pool = [&]<class T>(std::span<const T> rows, index_t row) {
+      return View<const T, 4>(rows.data(), {pages, page, heads, row},
                               {heads * page * row, row, page * row, 1});
     };
     const auto factors = [&](std::span<const float> scales) {
       if (scales.empty()) return View<const float, 3>();
-      const View<const float, 4> rows = pool(scales, 1);
-      return View<const float, 3>(rows.data_handle(), {rows.extent(0), rows.extent(1), rows.extent(2)},
-                                  {rows.stride(0), rows.stride(1), rows.stride(2)});
+      return View<const float, 3>(scales.data(), {pages, page, heads}, {heads * page, 1, page});
     };
     const auto [k, v] = rows_.memory();
     const auto [k_scales, v_scales] = rows_.scales();
