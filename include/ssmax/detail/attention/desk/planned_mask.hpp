@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "user_variant.hpp"
+#include "policies.hpp"
 
 SSMAX_BEGIN_DETAIL
 
@@ -36,15 +36,13 @@ class OwnedMask final
   using Base = UserVariant<A, Softmax, M, Identity, UserScore<A, M, Identity, MaskVariantOf<A, M>>>;
 
  public:
-  explicit OwnedMask(const M& a_mask) : Base(softmax_, owned_, identity_), owned_(a_mask) {}
+  explicit OwnedMask(const M& a_mask) : Base(default_scaling, owned_, default_score), owned_(a_mask) {}
 
   QueryRow find_row(const Query& query, KeyRange stored, Row& scaled) const override {
     return this->masked_row(query, stored, scaled);
   }
 
  private:
-  static constexpr Softmax softmax_{};
-  static constexpr Identity identity_{};
   const M owned_;  // that the base refers to
 };
 
