@@ -32,6 +32,13 @@ def inputs(dtype=torch.float64, rows=(3, 7), classes=CLASSES):
     return logits.to(dtype).requires_grad_(), torch.randint(classes, rows, generator=generator)
 
 
+def inputs_with_ignored(name, dtype):
+    """Returns logits, the same in float64, and targets of which the options `name` ignore two."""
+    logits, target = inputs(dtype)
+    target[0, 2] = target[2, 6] = OPTIONS[name].get("ignore_index", -100)
+    return logits, logits.detach().double().requires_grad_(), target
+
+
 def reference(logits, target, weight=None, ignore_index=-100, label_smoothing=0.0, softcap=0.0, z_loss=0.0):
     """Returns the loss and the losses of the rows."""
     x = logits.flatten(0, -2)
@@ -51,9 +58,7 @@ def gradient(loss, logits):
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_loss_and_gradient(name, dtype):
-    logits, target = inputs(dtype)
-    exact = logits.detach().double().requires_grad_()
-    target[0, 2] = target[2, 6] = OPTIONS[name].get("ignore_index", -100)
+    logits, exact, target = inputs_with_ignored(name, dtype)
     loss, losses = cross_entropy(logits, target, **OPTIONS[name], return_losses=True)
     assert loss.dtype == losses.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert loss.shape == () and losses.requires_grad
@@ -70,9 +75,7 @@ def test_loss_and_gradient(name, dtype):
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradient_of_losses(name, dtype):
-    logits, target = inputs(dtype)
-    exact = logits.detach().double().requires_grad_()
-    target[0, 2] = target[2, 6] = OPTIONS[name].get("ignore_index", -100)
+    logits, exact, target = inputs_with_ignored(name, dtype)
     factors = torch.linspace(-1, 2, target.numel(), dtype=torch.float64).reshape(target.shape)
     bounds = dict(atol=1e-6 + TYPES[dtype], rtol=TYPES[dtype])
     expected = gradient((factors * reference(exact, target, **OPTIONS[name])[1]).sum(), exact)
