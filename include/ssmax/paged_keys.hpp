@@ -146,8 +146,8 @@ PageTable(const Pages&, const Pages&, const Lengths&)
     -> PageTable<shared::ElementOf<const Pages>, shared::ElementOf<const Lengths>>;
 /// @endcond
 
-/// A source of keys in pages. K and V are the storage types of keys and values. Table is a PageTable, or the page tables
-/// of a PagedKvCache.
+/// A source of keys in pages. K and V are the storage types of keys and values. Table is a PageTable, or the tables of a
+/// PagedKvCache.
 template <class K, class V = K, class Table = PageTable<int>>
 class PagedKeys {
  public:

@@ -35,7 +35,7 @@ SSMAX_INLINE void for_each_visible(const Logits<Compute>& logits, index_t width,
   }
 }
 
-/// `Interface` is Variant<Compute> or GradientVariant<Compute>.
+/// `Interface` is Variant<Compute>, GradientVariant<Compute> or, for the mask of a plan, MaskVariantOf<Compute, M>.
 template <class Compute, class M, class Interface>
 class UserMask : public Interface {
  public:

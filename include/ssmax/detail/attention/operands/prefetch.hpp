@@ -51,8 +51,8 @@ inline constexpr index_t max_next_bytes = index_t{16} << 10;
 /// The longest run of keys whose kernels prefetch the runs after it. Kernels of longer runs prefetch within the run.
 inline constexpr index_t short_run = 256;
 
-/// Returns whether a task takes rows of several kv heads whose keys lie between each other, and reads a few keys of each
-/// in turn. Exception: tasks of 8 bits, not measured, take one kv head. Measured: docs/measured.md.
+/// Returns whether a task takes rows of several kv heads whose keys lie between each other. It then reads a few keys of
+/// each in turn. Exception: tasks of 8 bits, not measured, take one kv head. Measured: docs/measured.md.
 template <class Compute>
 bool takes_several_heads(const Problem<Compute>& problem) {
   return std::min(problem.keys.k_size(), problem.keys.v_size()) >= 2;
