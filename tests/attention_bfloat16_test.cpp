@@ -298,8 +298,8 @@ TEST_CASE("attend_group is bit-identical to its three steps, and leaves an irreg
           "[attention][bfloat16][products][tile_product]") {
   for_each_target_of_products([&](const std::string& target) {
     const Products& products = kernels<Products>();
-    CHECK((products.attend_group[0] != nullptr) == (target == "amx"));
-    if (products.attend_group[0] == nullptr) return;
+    CHECK((products.group.attend[0] != nullptr) == (target == "amx"));
+    if (products.group.attend[0] == nullptr) return;
     products.acquire();
     for (const index_t vectors : {1, 2, 3}) {
       for (const index_t keys : {32, 64}) {
@@ -309,11 +309,11 @@ TEST_CASE("attend_group is bit-identical to its three steps, and leaves an irreg
           const auto i = static_cast<std::size_t>(vectors - 1);
           Block steps(products, keys, channels, is_first), at_once = steps;
           const auto attend = [&](Block& block) {
-            return products.attend_group[i](block.s.data(), keys, block.state(), block.weights(),
+            return products.group.attend[i](block.s.data(), keys, block.state(), block.weights(),
                                             {block.values.data(), products.pass, panel, panels},
                                             block.o.data());
           };
-          const auto change = products.group_weights[i](steps.s.data(), keys, steps.state(), steps.weights());
+          const auto change = products.group.weights[i](steps.s.data(), keys, steps.state(), steps.weights());
           products.rescale(steps.o.data(), channels, steps.factor.data());
           products.accumulate[i]({steps.values.data(), products.pass, panel, panels}, steps.weights(), keys,
                                  steps.o.data());

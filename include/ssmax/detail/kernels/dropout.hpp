@@ -38,15 +38,18 @@ SSMAX_END
 
 SSMAX_BEGIN_DETAIL
 
+inline constexpr std::uint32_t philox_factor[] = {0xD2511F53, 0xCD9E8D57};
+inline constexpr std::uint32_t philox_step[] = {0x9E3779B9, 0xBB67AE85};  // of the key, from round to round
+
 /// Returns four random words.
 constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
                                               std::array<std::uint32_t, 2> key) {
   for (int round = 0; round < 10; ++round) {
-    const std::uint64_t a = std::uint64_t{0xD2511F53} * counter[0],
-                        b = std::uint64_t{0xCD9E8D57} * counter[2];
+    const std::uint64_t a = std::uint64_t{philox_factor[0]} * counter[0],
+                        b = std::uint64_t{philox_factor[1]} * counter[2];
     counter = {static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(b),
                static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(a)};
-    key = {key[0] + 0x9E3779B9, key[1] + 0xBB67AE85};
+    key = {key[0] + philox_step[0], key[1] + philox_step[1]};
   }
   return counter;
 }

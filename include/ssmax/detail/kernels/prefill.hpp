@@ -44,6 +44,17 @@ struct ValuePanels {
   }
 };
 
+/// Kernels for the first 1, 2 or 3 vectors of a group, which need the same keys and have plain logits. If one vector is
+/// irregular, they have no effect. `keys` must be a multiple of 4. Only the bf16 path has them.
+template <class T, class E>
+struct GroupKernels {
+  /// Computes PrefillKernels::weights.
+  TileChange (*weights[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights) = {};
+  /// Computes weights, rescale and accumulate for one vector after the other. Null: the three kernels are as fast.
+  TileChange (*attend[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights,
+                                     const ValuePanels<E>& v, T* o) = {};
+};
+
 /// Number of E in the size of one A. The dimension that a product sums over is packed in tuples of this
 /// number: channels in Q, keys in the weights. The layout is [row / tuple][group][tuple].
 template <class A, class E>
@@ -88,9 +99,7 @@ struct PrefillKernels {
   /// Replaces logits of one vector, in units of log2, by weights 2^(x - shift) and updates the state. -inf
   /// becomes 0. `weights` may be the memory of s.
   TileChange (*weights)(T* s, index_t keys, const TileState<T>& state, E* weights);
-  /// Computes `weights` for the first 1, 2 or 3 vectors of a group. If one vector is irregular, all vectors
-  /// stay unchanged. `keys` must be a multiple of 4. Only the bf16 path uses it.
-  TileChange (*group_weights[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights) = {};
+  GroupKernels<T, E> group{};
   /// Computes o[rows][group] *= factor[group].
   void (*rescale)(T* o, index_t rows, const T* factor);
   /// Computes o[panels · pass][·] += Vᵀ · weights[keys][·].
@@ -102,10 +111,6 @@ struct PrefillKernels {
                                      index_t ahead, T* s) = {};
   void (*row_accumulate[most_rows_read])(const std::byte* const* v, index_t channels, index_t keys,
                                          const E* weights, T* o) = {};
-  /// Computes group_weights, rescale and accumulate for one vector after the other. If one vector is
-  /// irregular, has no effect. Null: the three kernels are as fast.
-  TileChange (*attend_group[tile_vectors])(T* s, index_t keys, const TileState<T>& state, E* weights,
-                                           const ValuePanels<E>& v, T* o) = {};
   /// Computes out[rows][group] = out · factor[group] + in · in_factor[group].
   void (*merge)(T* out, const T* in, index_t rows, const T* factor, const T* in_factor);
   /// Returns true if all numbers of in[rows × columns] are finite.

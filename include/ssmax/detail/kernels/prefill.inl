@@ -165,12 +165,14 @@ void tile_mask(typename S::Value* s, index_t keys, const typename S::Value* firs
   }
 }
 
-/// Finds the largest logit of each lane. Returns false if a logit is NaN.
+/// Finds the largest logit of each lane and, if `smallest` is given, the smallest. Returns false if a logit is NaN.
 template <class S>
-SSMAX_INLINE bool tile_top(const typename S::Value* s, index_t keys, typename S::V& largest) {
+SSMAX_INLINE bool tile_top(const typename S::Value* s, index_t keys, typename S::V& largest,
+                           typename S::V* smallest = nullptr) {
   using V = typename S::V;
-  const V lowest = S::set(-std::numeric_limits<typename S::Value>::infinity());
-  V top[4] = {lowest, lowest, lowest, lowest};
+  constexpr auto infinity = std::numeric_limits<typename S::Value>::infinity();
+  const V lowest = S::set(-infinity);
+  V top[4] = {lowest, lowest, lowest, lowest}, bottom[2] = {S::set(infinity), S::set(infinity)};
   typename S::M nan = S::none();
   index_t key = 0;
   for (; key + 4 <= keys; key += 4) {
@@ -180,13 +182,19 @@ SSMAX_INLINE bool tile_top(const typename S::Value* s, index_t keys, typename S:
     nan = S::either(nan, S::either(S::unordered(x[0], x[1]), S::unordered(x[2], x[3])));
     SSMAX_UNROLL
     for (int i = 0; i < 4; ++i) top[i] = S::max(top[i], x[i]);
+    if (smallest != nullptr) {
+      SSMAX_UNROLL
+      for (int i = 0; i < 4; ++i) bottom[i % 2] = S::min(bottom[i % 2], x[i]);
+    }
   }
   for (; key < keys; ++key) {
     const V x = S::load(s + key * group_width<S>);
     nan = S::either(nan, S::unordered(x, x));
     top[0] = S::max(top[0], x);
+    if (smallest != nullptr) bottom[0] = S::min(bottom[0], x);
   }
   largest = S::max(S::max(top[0], top[1]), S::max(top[2], top[3]));
+  if (smallest != nullptr) *smallest = S::min(bottom[0], bottom[1]);
   return !S::any(nan);
 }
 
@@ -211,14 +219,16 @@ struct StepStatistics {
     const typename S::M is_masked = S::less(x, S::set(std::numeric_limits<T>::lowest()));
     smallest[part] = S::select(is_masked, smallest[part], S::min(smallest[part], x));
   }
+  /// Adds weight · distance. With `masks`, the key may be masked.
+  template <bool masks>
   SSMAX_INLINE void add_distance(int part, V distance, V weight) {
-    distances[part] = S::fma(weight, S::max(distance, S::set(lowest)), distances[part]);
+    const V bounded = masks ? S::max(distance, S::set(lowest)) : distance;
+    distances[part] = S::fma(weight, bounded, distances[part]);
   }
-  /// Adds a logit x with its weight 2^(x - base).
-  SSMAX_INLINE void add(int part, V x, V base, V weight) {
-    const typename S::M is_visible = S::not_less(x, S::set(std::numeric_limits<T>::lowest()));
-    smallest[part] = S::select(is_visible, S::min(smallest[part], x), smallest[part]);
-    distances[part] = S::fma(weight, S::keep(is_visible, S::sub(x, base)), distances[part]);
+  /// Adds a weight 2^distance, but no logit.
+  template <bool masks>
+  SSMAX_INLINE void add_weight(int part, V distance, V weight) {
+    add_distance<masks>(part, distance, weight);
     squares[part] = S::fma(weight, weight, squares[part]);
   }
   /// Adds to statistics of earlier keys, whose weights have the sum `sum`. `factor` = 2^rise turns these weights into
@@ -232,23 +242,12 @@ struct StepStatistics {
   }
 };
 
-/// Replaces the logits of one vector of queries by weights 2^(x - shift) and updates shift and sum. With `counts`, also
-/// adds to the statistics. Weights, shift and sum do not depend on `counts`.
-template <class S, bool counts>
-TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<typename S::Value>& state,
-                        typename S::Value* weights) {
-  using T = typename S::Value;
+/// Replaces the logits of one vector of queries by weights 2^(x - base) and returns their sum. Calls add(part, logit,
+/// weight), where part is 0 or 1 and the weight is not stored yet.
+template <class S, class F>
+SSMAX_INLINE typename S::V weigh(const typename S::Value* s, index_t keys, typename S::V base,
+                                 typename S::Value* weights, const F& add) {
   using V = typename S::V;
-  V largest;
-  const bool ordered = tile_top<S>(s, keys, largest);
-  const V magic = S::set(ExpConstants<T>::magic);
-  const V before = S::load(state.shift);
-  const V nearest = S::sub(S::add(largest, magic), magic);
-  const V raised = S::select(S::less(S::add(before, S::set(raise_distance)), nearest), nearest, before);
-  const V base = S::select(S::less(raised, S::set(std::numeric_limits<T>::lowest())), S::set(0), raised);
-  if (!ordered || S::any(S::not_less(S::abs(base), S::set(largest_shift<T>)))) return TileChange::irregular;
-
-  [[maybe_unused]] StepStatistics<S> step(largest);
   const Exp2<S> power(base);
   V sums[4] = {S::set(0), S::set(0), S::set(0), S::set(0)};
   index_t key = 0;
@@ -260,7 +259,7 @@ TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<type
     SSMAX_UNROLL
     for (int i = 0; i < 4; ++i) {
       // A logit is read again before its weight, which may overwrite it, is stored.
-      if constexpr (counts) step.add(i % 2, S::load(s + (key + i) * group_width<S>), base, x[i]);
+      add(i % 2, s + (key + i) * group_width<S>, x[i]);
       sums[i] = S::add(sums[i], x[i]);
       S::store(weights + (key + i) * group_width<S>, x[i]);
     }
@@ -268,14 +267,48 @@ TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<type
   for (; key < keys; ++key) {
     V x = S::load(s + key * group_width<S>);
     power.template apply<1>(&x);
-    if constexpr (counts) step.add(0, S::load(s + key * group_width<S>), base, x);
+    add(0, s + key * group_width<S>, x);
     sums[0] = S::add(sums[0], x);
     S::store(weights + key * group_width<S>, x);
   }
-  V factor = S::sub(before, base);
+  return S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]));
+}
+
+/// Replaces the logits of one vector of queries by weights 2^(x - shift) and updates shift and sum. With `counts`, also
+/// adds to the statistics. Weights, shift and sum do not depend on `counts`.
+template <class S, bool counts>
+TileChange tile_weights(typename S::Value* s, index_t keys, const TileState<typename S::Value>& state,
+                        typename S::Value* weights) {
+  using T = typename S::Value;
+  using V = typename S::V;
+  V largest, smallest;
+  const bool ordered = tile_top<S>(s, keys, largest, counts ? &smallest : nullptr);
+  const V magic = S::set(ExpConstants<T>::magic);
+  const V before = S::load(state.shift);
+  const V nearest = S::sub(S::add(largest, magic), magic);
+  const V raised = S::select(S::less(S::add(before, S::set(raise_distance)), nearest), nearest, before);
+  const V base = S::select(S::less(raised, S::set(std::numeric_limits<T>::lowest())), S::set(0), raised);
+  if (!ordered || S::any(S::not_less(S::abs(base), S::set(largest_shift<T>)))) return TileChange::irregular;
+
+  V factor = S::sub(before, base), sum;
   Exp2<S>(S::set(0)).template apply<1>(&factor);
-  const V sum = S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]));
-  if constexpr (counts) step.add_to(state.statistics, S::load(state.sum), S::sub(before, base), factor);
+  if constexpr (counts) {
+    StepStatistics<S> step(largest);
+    if (S::any(S::less(smallest, S::set(std::numeric_limits<T>::lowest())))) {
+      sum = weigh<S>(s, keys, base, weights, [&](int part, const T* logit, V weight) {
+        step.add_logit(part, S::load(logit));
+        step.template add_weight<true>(part, S::sub(S::load(logit), base), weight);
+      });
+    } else {
+      step.smallest[0] = smallest;
+      sum = weigh<S>(s, keys, base, weights, [&](int part, const T* logit, V weight) {
+        step.template add_weight<false>(part, S::sub(S::load(logit), base), weight);
+      });
+    }
+    step.add_to(state.statistics, S::load(state.sum), S::sub(before, base), factor);
+  } else {
+    sum = weigh<S>(s, keys, base, weights, [](int, const T*, V) {});
+  }
   S::store(state.shift, raised);
   S::store(state.factor, factor);
   S::store(state.sum, S::fma(S::load(state.sum), factor, sum));

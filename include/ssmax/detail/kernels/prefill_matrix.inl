@@ -56,16 +56,17 @@ void matrix_accumulate(const ValuePanels<bfloat16>& v, const bfloat16* weights, 
 
 /// Computes weights and their products vector by vector, so that the unit never pauses for long. If it starts
 /// after a pause of more than 0.4 µs, its products take about 0.3 µs longer. The weights of three vectors are such a
-/// pause.
-template <class S, class P, int vectors>
+/// pause. With `counts`, also adds to the statistics.
+template <class S, class P, int vectors, bool counts = false>
 TileChange matrix_attend(float* s, index_t keys, const TileState<float>& state, bfloat16* weights,
                          const ValuePanels<bfloat16>& values, float* o) {
-  typename S::V shifts[vectors];
-  if (!pair_shifts<S, vectors>(s, keys, state, shifts)) return TileChange::irregular;
+  typename S::V shifts[vectors], smallest[vectors];
+  if (!pair_shifts<S, vectors, counts>(s, keys, state, shifts, smallest)) return TileChange::irregular;
   bool rises = false;
   for (int v = 0; v < vectors; ++v) {
     float* const sums = o + v * S::width;
-    if (vector_weights<S, P>(s, keys, state, v, shifts[v], weights)) {
+    if (vector_weights<S, P, counts>(s, keys, state, v, shifts[v], weights,
+                                     counts ? smallest + v : nullptr)) {
       rises = true;
       tile_rescale<S, 1>(sums, 32 * values.panels, state.factor + v * S::width);
     }
@@ -131,10 +132,10 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
       .place = pair_place<S>,
       .mask_logits = tile_mask<S>,
       .weights = pair_weights<S, P, 1>,
-      .group_weights = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},
+      .group = {.weights = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},
+                .attend = {matrix_attend<S, P, 1>, matrix_attend<S, P, 2>, matrix_attend<S, P, 3>}},
       .rescale = tile_rescale<S, S::tile_vectors>,
       .accumulate = {matrix_accumulate<S, 1>, matrix_accumulate<S, 2>, matrix_accumulate<S, 3>},
-      .attend_group = {matrix_attend<S, P, 1>, matrix_attend<S, P, 2>, matrix_attend<S, P, 3>},
       .merge = tile_merge<S>,
       .all_finite = pairs_finite<S, P>,
       .pack_values = matrix_pack_values,

@@ -82,30 +82,39 @@ SSMAX_INLINE typename S::V pair_base(typename S::V shift) {
 }
 
 /// Computes the shifts of vectors of queries after a block: the largest logit of each query. Returns false if a
-/// vector is irregular.
-template <class S, int vectors>
+/// vector is irregular. With `counts`, also finds the smallest logits, before the multiplier. A vector with a masked
+/// key, or with a logit near the end of float's range, is then irregular.
+template <class S, int vectors, bool counts = false>
 SSMAX_INLINE bool pair_shifts(const float* s, index_t keys, const TileState<float>& state,
-                              typename S::V (&shifts)[vectors]) {
+                              typename S::V (&shifts)[vectors],
+                              [[maybe_unused]] typename S::V* smallest = nullptr) {
   using V = typename S::V;
   bool regular = true;
   SSMAX_UNROLL
   for (int v = 0; v < vectors; ++v) {
     V largest;
-    regular = tile_top<S>(s + v * S::width, keys, largest) && regular;
-    largest = S::mul(largest, pair_multiplier<S>(state, v));
+    regular = tile_top<S>(s + v * S::width, keys, largest, counts ? smallest + v : nullptr) && regular;
+    const V multiplier = pair_multiplier<S>(state, v);
+    largest = S::mul(largest, multiplier);
     shifts[v] = S::max(S::load(state.shift + v * S::width), largest);
-    const auto is_odd = S::either(S::unordered(largest, largest),
-                                  S::not_less(S::abs(pair_base<S>(shifts[v])), S::set(largest_shift<float>)));
+    auto is_odd = S::either(S::unordered(largest, largest),
+                            S::not_less(S::abs(pair_base<S>(shifts[v])), S::set(largest_shift<float>)));
+    if constexpr (counts) {
+      const V end = S::set(std::numeric_limits<float>::lowest() / 2);
+      is_odd = S::either(is_odd, S::less(S::mul(smallest[v], multiplier), end));
+    }
     regular = regular && !S::any(is_odd);
   }
   return regular;
 }
 
 /// Replaces the logits of vector v by weights and updates its state. `s` and `weights` begin with the first
-/// vector. With `counts`, also adds to the statistics of the vector. Returns whether the shift rises.
+/// vector. With `counts`, also adds to the statistics of the vector. Returns whether the shift rises. If `smallest`
+/// is given, it holds the smallest logit of each lane before the multiplier, and no key is masked.
 template <class S, class P, bool counts = false>
 SSMAX_INLINE bool vector_weights(const float* s, index_t keys, const TileState<float>& state, int v,
-                                 typename S::V raised, bfloat16* weights) {
+                                 typename S::V raised, bfloat16* weights,
+                                 [[maybe_unused]] const typename S::V* smallest = nullptr) {
   using V = typename S::V;
   s += v * S::width;
   weights += 2 * v * S::width;
@@ -113,6 +122,9 @@ SSMAX_INLINE bool vector_weights(const float* s, index_t keys, const TileState<f
   const V multiplier = pair_multiplier<S>(state, v), base = pair_base<S>(raised);
   const V back = S::sub(S::set(0), base);
   [[maybe_unused]] StepStatistics<S> step(raised);  // the largest logit so far
+  if constexpr (counts) {
+    if (smallest != nullptr) step.smallest[0] = *smallest;
+  }
   V sums[2] = {S::set(0), S::set(0)};
   for (index_t key = 0; key < keys; key += 4) {
     V x[4];
@@ -120,7 +132,9 @@ SSMAX_INLINE bool vector_weights(const float* s, index_t keys, const TileState<f
     SSMAX_UNROLL
     for (int i = 0; i < 4; ++i) {
       const V product = S::load(s + (key + i) * group_width<S>);
-      if constexpr (counts) step.add_logit(i % 2, product);
+      if constexpr (counts) {
+        if (smallest == nullptr) step.add_logit(i % 2, product);
+      }
       x[i] = S::fma(product, multiplier, back);
     }
     P::template exp2<2>(x, pair);
@@ -128,8 +142,14 @@ SSMAX_INLINE bool vector_weights(const float* s, index_t keys, const TileState<f
     for (int i = 0; i < 2; ++i) {
       sums[i] = P::dot(pair[i], ones, sums[i]);
       if constexpr (counts) {
-        step.add_distance(i, x[2 * i], P::low(pair[i]));
-        step.add_distance(i, x[2 * i + 1], P::high(pair[i]));
+        const V weight[] = {P::low(pair[i]), P::high(pair[i])};
+        SSMAX_UNROLL
+        for (int j = 0; j < 2; ++j) {
+          if (smallest == nullptr)
+            step.template add_distance<true>(i, x[2 * i + j], weight[j]);
+          else
+            step.template add_distance<false>(i, x[2 * i + j], weight[j]);
+        }
         step.squares[i] = P::dot(pair[i], pair[i], step.squares[i]);
       }
       P::store(weights + (key + 2 * i) * group_width<S>, pair[i]);
@@ -140,7 +160,7 @@ SSMAX_INLINE bool vector_weights(const float* s, index_t keys, const TileState<f
   V factor = S::sub(before, base);
   Exp2<S>(S::set(0)).template apply<1>(&factor);
   if constexpr (counts) {
-    for (V& smallest : step.smallest) smallest = S::mul(smallest, multiplier);
+    for (V& bound : step.smallest) bound = S::mul(bound, multiplier);
     step.add_to(state.statistics.from(v * S::width), S::load(sum), S::sub(before, base), factor);
   }
   S::store(state.factor + v * S::width, factor);
@@ -165,12 +185,16 @@ SSMAX_INLINE bool vector_weights(const float* s, index_t keys, const TileState<f
 ///
 /// A pair of weights is stored where a logit of its own key or of an earlier key was, so `weights` may be the
 /// memory of s. Multipliers must be above 0. keys must be a multiple of 4.
-template <class S, class P, int vectors>
+///
+/// With `counts`, also adds to the statistics.
+template <class S, class P, int vectors, bool counts = false>
 TileChange pair_weights(float* s, index_t keys, const TileState<float>& state, bfloat16* weights) {
-  typename S::V shifts[vectors];
-  if (!pair_shifts<S, vectors>(s, keys, state, shifts)) return TileChange::irregular;
+  typename S::V shifts[vectors], smallest[vectors];
+  if (!pair_shifts<S, vectors, counts>(s, keys, state, shifts, smallest)) return TileChange::irregular;
   bool rises = false;
-  for (int v = 0; v < vectors; ++v) rises |= vector_weights<S, P>(s, keys, state, v, shifts[v], weights);
+  for (int v = 0; v < vectors; ++v)
+    rises |=
+        vector_weights<S, P, counts>(s, keys, state, v, shifts[v], weights, counts ? smallest + v : nullptr);
   return rises ? TileChange::raised : TileChange::none;
 }
 
@@ -246,7 +270,7 @@ struct KernelTable<PrefillKernels<T, bfloat16>> {
       .place = pair_place<S>,
       .mask_logits = tile_mask<S>,
       .weights = pair_weights<S, P, 1>,
-      .group_weights = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>},
+      .group = {.weights = {pair_weights<S, P, 1>, pair_weights<S, P, 2>, pair_weights<S, P, 3>}},
       .rescale = tile_rescale<S, S::tile_vectors>,
       .accumulate = {pair_accumulate<S, P, 1>, pair_accumulate<S, P, 2>, pair_accumulate<S, P, 3>},
       .merge = tile_merge<S>,

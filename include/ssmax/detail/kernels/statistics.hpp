@@ -10,6 +10,8 @@ template <class T, class E = T>
 struct StatisticsKernels {
   /// Does what PrefillKernels::weights does, and adds to state.statistics.
   TileChange (*weights)(T* s, index_t keys, const TileState<T>& state, E* weights) = nullptr;
+  /// Do what PrefillKernels::group does, and add to state.statistics. A vector with a masked key is irregular.
+  GroupKernels<T, E> group{};
   /// Writes the statistics of one query over n keys: of x = unit·z and of the weights 2^(x - base). A z of -inf is
   /// masked. Replaces z by the weights. Null if E is bfloat16.
   void (*of_row)(T* z, const T* weights, index_t n, T unit, T base, const TileStatistics<T>& to) = nullptr;
@@ -28,16 +30,6 @@ SSMAX_END
 #include "../dispatch/for_each_extension.inl"
 #undef SSMAX_PAIR_KERNELS
 
-#if defined(SSMAX_COMPILES_AMX)
-SSMAX_BEGIN_DETAIL
-namespace amx {
-
-/// The table of AMX: weights are those of pair dots.
-template <class T>
-struct KernelTable<StatisticsKernels<T, bfloat16>>
-    : avx512_bf16::KernelTable<StatisticsKernels<T, bfloat16>> {};
-
-}  // namespace amx
-
-SSMAX_END
-#endif
+#define SSMAX_MATRIX_KERNELS "../kernels/statistics_matrix.inl"
+#include "../dispatch/for_each_matrix.inl"
+#undef SSMAX_MATRIX_KERNELS

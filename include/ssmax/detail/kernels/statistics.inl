@@ -11,7 +11,8 @@ void row_statistics(typename S::Value* z, const typename S::Value* weights, inde
   const auto add = [&](int part, V logit, V weight) {
     const V x = S::select(unmasked<S>(logit), S::mul(logit, factor), masked);
     step.largest = S::max(step.largest, x);
-    step.add(part, x, from, weight);
+    step.add_logit(part, x);
+    step.template add_weight<true>(part, S::sub(x, from), weight);
     return weight;
   };
   index_t i = 0;

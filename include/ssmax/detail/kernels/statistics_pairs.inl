@@ -12,6 +12,10 @@ TileChange pair_weights_and_statistics(float* s, index_t keys, const TileState<f
 
 template <class T>
 struct KernelTable<StatisticsKernels<T, bfloat16>> {
-  static constexpr StatisticsKernels<T, bfloat16> value{.weights =
-                                                            pair_weights_and_statistics<Simd<T>, Pairs>};
+  using S = Simd<T>;
+  using P = Pairs;
+  static constexpr StatisticsKernels<T, bfloat16> value{
+      .weights = pair_weights_and_statistics<S, P>,
+      .group = {.weights = {pair_weights<S, P, 1, true>, pair_weights<S, P, 2, true>,
+                            pair_weights<S, P, 3, true>}}};
 };

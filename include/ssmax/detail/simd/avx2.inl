@@ -127,6 +127,7 @@ struct F32 {
   static U load_u(const std::uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static void store_u(std::uint32_t* p, U v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
   static U xor_u(U a, U b) { return _mm256_xor_si256(a, b); }
+  static U xor_u(U a, U b, U c) { return xor_u(a, xor_u(b, c)); }
   static void multiply_u(U x, std::uint32_t factor, U& low, U& high) {
     const U even = _mm256_mul_epu32(x, set_u(factor)),
             odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), set_u(factor));

@@ -133,11 +133,12 @@ struct F32 {
   static U load_u(const std::uint32_t* p) { return _mm512_loadu_si512(p); }
   static void store_u(std::uint32_t* p, U v) { _mm512_storeu_si512(p, v); }
   static U xor_u(U a, U b) { return _mm512_xor_si512(a, b); }
+  static U xor_u(U a, U b, U c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
   static void multiply_u(U x, std::uint32_t factor, U& low, U& high) {
     const U even = _mm512_mul_epu32(x, set_u(factor)),
             odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), set_u(factor));
-    low = _mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
-    high = _mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
+    low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CCAA);
+    high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_DDBB);
   }
   static M below_u(U a, U b) { return static_cast<M>(~_mm512_cmple_epu32_mask(b, a)); }
   static U shift_left_16(U a) { return _mm512_slli_epi32(a, 16); }

@@ -34,9 +34,13 @@ constexpr StatisticsFunctions<A> make_statistics_functions() {
   StatisticsFunctions<A> functions{.check = check_statistics<A>,
                                    .weights = statistics_weights<A, A>,
                                    .bf16_weights = nullptr,
+                                   .bf16_group = nullptr,
                                    .of_row = write_row_statistics<A>,
                                    .store = store_with_statistics<A>};
-  if constexpr (std::same_as<A, float>) functions.bf16_weights = statistics_weights<A, bfloat16>;
+  if constexpr (std::same_as<A, float>) {
+    functions.bf16_weights = statistics_weights<A, bfloat16>;
+    functions.bf16_group = statistics_of_group<A>;
+  }
   return functions;
 }
 

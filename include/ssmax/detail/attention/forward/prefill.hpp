@@ -351,7 +351,7 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
       scores_.multiply(needed, memory_.block_keys, {held_.k[block.begin - held_.first_row], held_.k.stride},
                        memory_.depth, memory_.q + tile * memory_.depth * tile_lanes, memory_.s);
     }
-    if (dropper_ || state.statistics.is_given() || !attend_group(tile, needed, values, state)) {
+    if (dropper_ || !attend_group(tile, needed, values, state)) {
       if (form_weights(scores_, memory_, tile, sequence_->shape.keys, needed, state))
         kernels_.rescale(state.o, memory_.channels, memory_.lane.rescale);
       if (dropper_) drop_weights(tile, needed);
@@ -413,12 +413,12 @@ class PrefillTask : public ForwardTask<Compute, PrefillScratch<Compute, Operand>
                     [[maybe_unused]] const ValuePanels<Operand>& values,
                     [[maybe_unused]] const SoftmaxState<Compute>& state) {
     if constexpr (Op::is_bf16) {
-      const auto attend = kernels_.attend_group[needed.vectors - 1];
+      const auto attend = memory_.group.attend[needed.vectors - 1];
       if (attend == nullptr || memory_.block_keys > 64) return false;
       if (!takes_vectors_at_once(scores_, needed)) return false;
       const KeyRange keys = needed.of[0];
       const TileState<Compute> sums{state.shift, state.sum, memory_.lane.rescale,
-                                    memory_.multipliers + tile * memory_.tile_lanes};
+                                    memory_.multipliers + tile * memory_.tile_lanes, state.statistics};
       return attend(memory_.s + keys.begin * memory_.tile_lanes, keys.size(), sums,
                     weights_of(memory_, keys.begin, 0), values.from(keys.begin),
                     state.o) != TileChange::irregular;

@@ -16,6 +16,11 @@ decltype(PrefillKernels<Compute, Operand>::weights) statistics_weights() {
   return kernels<StatisticsKernels<Compute, Operand>>().weights;
 }
 
+template <class Compute>
+const GroupKernels<Compute, bfloat16>& statistics_of_group() {
+  return kernels<StatisticsKernels<Compute, bfloat16>>().group;
+}
+
 /// Writes the statistics of one row (StatisticsFunctions::of_row). Logits beyond the range of the kernel take a loop in
 /// double.
 template <class Compute>

@@ -25,6 +25,8 @@ struct StatisticsFunctions {
   /// Return the kernels StatisticsKernels::weights of the active target. Null for a bfloat16 operand of double.
   WeightsKernel<Compute> (*weights)();
   WeightsKernel<bfloat16> (*bf16_weights)();
+  /// Returns StatisticsKernels::group of the active target. Null for double.
+  const GroupKernels<Compute, bfloat16>& (*bf16_group)();
   /// Writes the statistics of one row of n logits z and weights 2^(unit·z - shift). Replaces z by the weights.
   void (*of_row)(Compute* z, const Compute* weights, index_t n, double unit, double shift,
                  const TileStatistics<Compute>& to);

@@ -28,6 +28,16 @@ WeightsKernel<Compute, Operand> weights_kernel(const Problem<Compute>& problem,
   }
 }
 
+/// Returns the kernels of a call for whole groups.
+template <class Compute, class Operand>
+const GroupKernels<Compute, Operand>& group_kernels(const Problem<Compute>& problem,
+                                                    const PrefillKernels<Compute, Operand>& products) {
+  if constexpr (!std::same_as<Compute, Operand>) {
+    if (problem.statistics != nullptr) return problem.statistics->bf16_group();
+  }
+  return products.group;
+}
+
 /// The scratch memory of one thread for the forward pass.
 template <class Compute, class Operand = Compute>
 struct ForwardScratch : LaneScratch<Compute, Operand> {
@@ -42,6 +52,7 @@ struct ForwardScratch : LaneScratch<Compute, Operand> {
       : LaneScratch<Compute, Operand>(an_arena, queries, problem.width(), problem.value_width(), a_depth),
         products(detail::kernels<PrefillKernels<Compute, Operand>>()),
         weigh(weights_kernel(problem, products)),
+        group(group_kernels(problem, products)),
         channels(round_up(problem.value_width(), products.pass)),
         block_keys(Op::block_keys(depth, channels)),
         s(arena.template take<Compute>(key_block * tile_lanes)) {
@@ -53,6 +64,7 @@ struct ForwardScratch : LaneScratch<Compute, Operand> {
 
   const PrefillKernels<Compute, Operand>& products;
   const WeightsKernel<Compute, Operand> weigh;
+  const GroupKernels<Compute, Operand>& group;
   index_t channels;    // channels of V, rounded up to whole panels
   index_t block_keys;  // keys of a key block
   /// [block_keys][tile_lanes]: logits. Weights, in tuples, overwrite the logits of the same keys, so that both stay
@@ -173,10 +185,10 @@ bool form_weights(const Scores<Compute, Operand, V>& scores, const ForwardScratc
   std::fill_n(rescale, tile_lanes, Compute{1});
   if constexpr (is_bf16) {
     const KeyRange all = needed.of[0];
-    if (!state.statistics.is_given() && takes_vectors_at_once(scores, needed)) {
-      const TileChange change = products.group_weights[needed.vectors - 1](
+    if (takes_vectors_at_once(scores, needed)) {
+      const TileChange change = memory.group.weights[needed.vectors - 1](
           memory.s + all.begin * tile_lanes, all.size(),
-          {state.shift, state.sum, rescale, memory.multipliers + tile * tile_lanes},
+          {state.shift, state.sum, rescale, memory.multipliers + tile * tile_lanes, state.statistics},
           weights_of(memory, all.begin, 0));
       if (change != TileChange::irregular) return change == TileChange::raised;
     }
