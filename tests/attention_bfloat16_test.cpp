@@ -1,6 +1,8 @@
 // Attention on the bf16 path, on targets with pair dots or AMX tiles. Other targets skip these tests. Errors are
 // measured against long double on the same inputs.
 
+#include <ssmax/detail/kernels/statistics.hpp>
+
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -266,7 +268,7 @@ TEST_CASE("weights are 2^x rounded to bfloat16, and the sum adds the rounded wei
 
 /// A group of queries, a block of keys and the state before it.
 struct Block {
-  std::vector<float> s, shift, sum, factor, multiplier, o;
+  std::vector<float> s, shift, sum, factor, multiplier, o, largest, smallest, distances, squares;
   std::vector<bfloat16> values;
 
   Block(const Products& products, index_t keys, index_t channels, bool is_first) {
@@ -284,50 +286,107 @@ struct Block {
     sum.assign(shift.size(), is_first ? 0.F : 7.F);
     factor.assign(shift.size(), 1.F);
     multiplier.assign(shift.size(), 0.8F);
+    largest.assign(shift.size(), is_first ? -infinity<float> : 1.25F);
+    smallest.assign(shift.size(), is_first ? infinity<float> : -0.5F);
+    distances.assign(shift.size(), is_first ? 0.F : -3.F);
+    squares.assign(shift.size(), is_first ? 0.F : 2.F);
   }
   ssmax::detail::TileState<float> state() {
-    return {shift.data(), sum.data(), factor.data(), multiplier.data()};
+    return {shift.data(),
+            sum.data(),
+            factor.data(),
+            multiplier.data(),
+            {largest.data(), smallest.data(), distances.data(), squares.data()}};
   }
   bfloat16* weights() { return reinterpret_cast<bfloat16*>(s.data()); }
   bool operator==(const Block& other) const {
-    return s == other.s && shift == other.shift && sum == other.sum && o == other.o;
+    return s == other.s && shift == other.shift && sum == other.sum && o == other.o &&
+           largest == other.largest && smallest == other.smallest && distances == other.distances &&
+           squares == other.squares;
   }
 };
+
+using Statistics = ssmax::detail::StatisticsKernels<float, bfloat16>;
 
 TEST_CASE("attend_group is bit-identical to its three steps, and leaves an irregular block unchanged",
           "[attention][bfloat16][products][tile_product]") {
   for_each_target_of_products([&](const std::string& target) {
     const Products& products = kernels<Products>();
+    const Statistics& statistics = kernels<Statistics>();
     CHECK((products.group.attend[0] != nullptr) == (target == "amx"));
+    CHECK((statistics.group.attend[0] != nullptr) == (target == "amx"));
     if (products.group.attend[0] == nullptr) return;
     products.acquire();
-    for (const index_t vectors : {1, 2, 3}) {
-      for (const index_t keys : {32, 64}) {
-        for (const bool is_first : {false, true}) {
-          INFO(target << ", " << vectors << " vectors, " << keys << " keys");
-          const index_t panels = 3, channels = panels * products.pass, panel = keys * products.pass;
-          const auto i = static_cast<std::size_t>(vectors - 1);
-          Block steps(products, keys, channels, is_first), at_once = steps;
-          const auto attend = [&](Block& block) {
-            return products.group.attend[i](block.s.data(), keys, block.state(), block.weights(),
-                                            {block.values.data(), products.pass, panel, panels},
-                                            block.o.data());
-          };
-          const auto change = products.group.weights[i](steps.s.data(), keys, steps.state(), steps.weights());
-          products.rescale(steps.o.data(), channels, steps.factor.data());
-          products.accumulate[i]({steps.values.data(), products.pass, panel, panels}, steps.weights(), keys,
-                                 steps.o.data());
-          CHECK(attend(at_once) == change);
-          CHECK(at_once == steps);
-          Block irregular(products, keys, channels, is_first);
-          irregular.s[static_cast<std::size_t>(vectors * products.width - 1)] = infinity<float>;
-          const Block before = irregular;
-          CHECK(attend(irregular) == ssmax::detail::TileChange::irregular);
-          CHECK(irregular == before);
+    for (const auto* group : {&products.group, &statistics.group}) {
+      for (const index_t vectors : {1, 2, 3}) {
+        for (const index_t keys : {32, 64}) {
+          for (const bool is_first : {false, true}) {
+            INFO(target << ", " << vectors << " vectors, " << keys << " keys");
+            const index_t panels = 3, channels = panels * products.pass, panel = keys * products.pass;
+            const auto i = static_cast<std::size_t>(vectors - 1);
+            Block steps(products, keys, channels, is_first), at_once = steps;
+            const auto attend = [&](Block& block) {
+              return group->attend[i](block.s.data(), keys, block.state(), block.weights(),
+                                      {block.values.data(), products.pass, panel, panels}, block.o.data());
+            };
+            const auto change = group->weights[i](steps.s.data(), keys, steps.state(), steps.weights());
+            products.rescale(steps.o.data(), channels, steps.factor.data());
+            products.accumulate[i]({steps.values.data(), products.pass, panel, panels}, steps.weights(), keys,
+                                   steps.o.data());
+            CHECK(attend(at_once) == change);
+            CHECK(at_once == steps);
+            Block irregular(products, keys, channels, is_first);
+            irregular.s[static_cast<std::size_t>(vectors * products.width - 1)] = infinity<float>;
+            const Block before = irregular;
+            CHECK(attend(irregular) == ssmax::detail::TileChange::irregular);
+            CHECK(irregular == before);
+          }
         }
       }
     }
     products.release();
+  });
+}
+
+TEST_CASE("statistics of a group are bit-identical to those of its vectors, and do not change weights",
+          "[attention][bfloat16][products][statistics]") {
+  for_each_target_of_products([&](const std::string& target) {
+    const Products& products = kernels<Products>();
+    const Statistics& statistics = kernels<Statistics>();
+    for (const index_t vectors : {1, 2, 3}) {
+      for (const bool is_first : {false, true}) {
+        for (const bool is_masked : {false, true}) {
+          INFO(target << ", " << vectors << " vectors, "
+                      << (is_masked ? "a masked key" : "all keys visible"));
+          constexpr index_t keys = 64;
+          const auto i = static_cast<std::size_t>(vectors - 1);
+          Block by_vector(products, keys, 0, is_first);
+          if (is_masked)
+            by_vector.s[static_cast<std::size_t>(vectors * products.width - 1)] = -infinity<float>;
+          Block of_group = by_vector, plain = by_vector;
+          const auto change =
+              statistics.group.weights[i](of_group.s.data(), keys, of_group.state(), of_group.weights());
+          if (is_masked) {
+            CHECK(change == ssmax::detail::TileChange::irregular);
+            CHECK(of_group == by_vector);
+            continue;
+          }
+          for (index_t v = 0; v < vectors; ++v) {
+            const index_t lane = v * products.width;
+            auto state = by_vector.state();
+            statistics.weights(by_vector.s.data() + lane, keys,
+                               {state.shift + lane, state.sum + lane, state.factor + lane,
+                                state.multiplier + lane, state.statistics.from(lane)},
+                               by_vector.weights() + 2 * lane);
+          }
+          CHECK(of_group == by_vector);
+          products.group.weights[i](plain.s.data(), keys, plain.state(), plain.weights());
+          CHECK(plain.s == of_group.s);
+          CHECK(plain.sum == of_group.sum);
+          CHECK(plain.squares != of_group.squares);
+        }
+      }
+    }
   });
 }
 
