@@ -173,6 +173,17 @@ inline __m512d _mm512_permute_pd(__m512d v, unsigned control) {
   return simde_avx512::vector(r);
 }
 
+// Within each quarter, the same way in all; lanes that k hides are those of rest.
+enum _MM_PERM_ENUM : unsigned { _MM_PERM_CCAA = 0xA0, _MM_PERM_DDBB = 0xF5 };
+inline __m512i _mm512_mask_shuffle_epi32(__m512i rest, __mmask16 k, __m512i v, _MM_PERM_ENUM control) {
+  const auto a = __builtin_bit_cast(simde_avx512::Words, v);
+  auto r = __builtin_bit_cast(simde_avx512::Words, rest);
+  for (std::size_t i = 0; i < r.size(); ++i) {
+    if (k >> i & 1u) r[i] = a[i / 4 * 4 + (control >> (2 * (i % 4)) & 3u)];
+  }
+  return __builtin_bit_cast(__m512i, r);
+}
+
 inline __m512i _mm512_cvtepu16_epi32(__m256i v) {
   const auto a = __builtin_bit_cast(simde_avx512::Shorts, v);
   simde_avx512::Words r;
