@@ -349,7 +349,7 @@ TEST_CASE("attend_group is bit-identical to its three steps, and leaves an irreg
 }
 
 TEST_CASE("statistics of a group are bit-identical to those of its vectors, and do not change weights",
-          "[attention][bfloat16][products][statistics]") {
+          "[attention][bfloat16][products][statistics][pair_dot]") {
   for_each_target_of_products([&](const std::string& target) {
     const Products& products = kernels<Products>();
     const Statistics& statistics = kernels<Statistics>();
