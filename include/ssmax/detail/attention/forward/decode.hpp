@@ -99,7 +99,7 @@ class DecodeTask : public ForwardTask<Compute, DecodeScratch<Compute>> {
     }
     count_ = heads_ * count;
     if (variant_.has_runs) distinct_rows_ = variant_.has_same_runs(memory_.rows, count) ? 1 : count;
-    // Rows are listed for one kv head. Those of other kv heads lie at known distances, or no rows are listed.
+    // The list has the rows of one kv head. A task of several needs the distance to the rows of the others.
     lists_rows_ = reads_keys_in_place() && (heads_ == 1 || problem_.keys.head_distance().is_known) &&
                   list_.select(batch_, kv_head, seen);
     if (!lists_rows_) prefetching_ = Prefetching(problem_, batch_, rows_, seen);
