@@ -63,8 +63,9 @@ inline index_t keys_in_turn(index_t element_size) {
   return element_size >= static_cast<index_t>(sizeof(float)) ? 16 : 32;
 }
 
-/// Returns whether tasks of several kv heads may read a few keys of each in turn. Listed rows need heads with known
-/// distances. Runs with factors of channels have a sum of their own, so they are not cut.
+/// Returns whether tasks of several kv heads read a few keys of each in turn, judged by the runs of one sequence. If
+/// another sequence has short runs and unknown distances between kv heads, DecodeTask reads its runs without a list.
+/// Runs with factors of channels have a sum of their own, so they are not cut.
 template <class Compute>
 bool may_cut_runs(const AnyKeys<Compute>& source, index_t batch, index_t key) {
   if (source.run(batch, 0, key).v_factors.channels != nullptr) return false;
