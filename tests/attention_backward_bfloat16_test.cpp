@@ -191,6 +191,34 @@ TEST_CASE("NaN and infinity in a query or its dout reach only the keys visible t
   }
 }
 
+/// The first queries see all keys, the others the first 100.
+struct FirstQueriesSeeAll {
+  index_t first;
+
+  KeyRange keys(const Query& query) const {
+    return {0, query.index < first ? query.shape.keys : std::min(query.shape.keys, index_t{100})};
+  }
+};
+
+/// Tiles of the second half of the keys end before the query with NaN. Its weights of the first half are still in memory.
+TEST_CASE("NaN in a query does not reach later keys, which the queries before it see",
+          "[attention][backward][bfloat16][products]") {
+  const Problem<bfloat16> clean({1, 1, 1, 150, 300, 32, 32}, 1, Dlse::left_out);
+  for (index_t row = 16; row < 150; row += 16) {
+    Problem<bfloat16> problem = clean;
+    problem.q[static_cast<std::size_t>(row) * 32 + 7] = bfloat16(nan<float>);
+    for_each_target_of_products([&](const std::string& target) {
+      INFO(target << ' ' << row);
+      const auto result = run_backward(problem, Constant{1}, FirstQueriesSeeAll{row}),
+                 expected = run_backward(clean, Constant{1}, FirstQueriesSeeAll{row});
+      check_path(result);
+      CHECK(std::isnan(static_cast<float>(result.dv[99 * 32])));
+      CHECK(std::equal(result.dv.begin() + 100 * 32, result.dv.end(), expected.dv.begin() + 100 * 32));
+      CHECK(std::equal(result.dk.begin() + 100 * 32, result.dk.end(), expected.dk.begin() + 100 * 32));
+    });
+  }
+}
+
 TEST_CASE("NaN and infinity in K reach only the queries that see the key",
           "[attention][backward][bfloat16][products]") {
   const Shape shape{1, 1, 1, 300, 300, 32, 32};
@@ -229,11 +257,14 @@ TEST_CASE("NaN in dlse or lse reaches the gradients", "[attention][backward][bfl
 TEST_CASE("subnormal numbers count as 0 in products of gradients",
           "[attention][backward][bfloat16][products]") {
   Problem<bfloat16> problem({1, 1, 1, 20, 40, 32, 32});
-  std::fill(problem.q.begin(), problem.q.end(), std::numeric_limits<bfloat16>::denorm_min());
+  std::fill(problem.q.begin(), problem.q.end(), bfloat16(0x1.fcp-127F));  // the largest one
+  const auto is_0 = [](bfloat16 value) { return static_cast<float>(value) == 0; };
   for_each_target_of_products([&](const std::string&) {
     const auto result = run_backward(problem, Constant{1}, Full{});
     check_path(result);
-    for (const bfloat16 value : result.dk) CHECK(static_cast<float>(value) == 0);
+    CHECK(std::all_of(result.dk.begin(), result.dk.end(), is_0));
+    const auto in_float = run_backward(problem, Constant{1}, Full{}, {.float_products = true});
+    CHECK_FALSE(std::all_of(in_float.dk.begin(), in_float.dk.end(), is_0));
   });
 }
 

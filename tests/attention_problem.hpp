@@ -27,9 +27,9 @@ using reference::worse;
 template <class T>
 using Compute = std::conditional_t<std::same_as<T, double>, double, float>;
 
-template <class T>
+template <std::floating_point T>
 constexpr T nan = std::numeric_limits<T>::quiet_NaN();
-template <class T>
+template <std::floating_point T>
 constexpr T infinity = std::numeric_limits<T>::infinity();
 
 // ---- Problem and result -----------------------------------------------------------------------------------
