@@ -123,14 +123,15 @@ struct Definition {
 
 std::vector<Bounded> exact(const std::vector<double>& values) { return {values.begin(), values.end()}; }
 
-/// The bf16 path splits a rotated number into two of bfloat16: the relative error, a third of what attention.hpp grants
-/// to a logit. Otherwise 0.
+/// The bf16 path splits a rotated number into two of bfloat16, high and low: the relative error, a third of what
+/// attention_backward.hpp grants to a logit. Otherwise 0. Another third is the product of two low numbers, which the
+/// path leaves out.
 Real split_error = 0;
 
-/// Turns rows [batch, head, row, d] to their positions or, where sign is -1, back.
+/// Turns rows [batch, head, row, d] to their positions or, where sign is -1, back. Adds the relative error `split`.
 template <class Position>
 void turn(std::vector<Bounded>& values, const std::array<index_t, 4>& extents, const AttentionCase& c,
-          index_t sign, const Position& position) {
+          index_t sign, Real split, const Position& position) {
   const ssmax::RopeOptions& options = *c.rope;
   const index_t half = options.width / 2;
   const bool neighbours = options.pairing == ssmax::Pairing::interleaved;
@@ -155,9 +156,8 @@ void turn(std::vector<Bounded>& values, const std::array<index_t, 4>& extents, c
           const Bounded before = a;
           a = before * cosine - b * sine;
           b = b * cosine + before * sine;
-          if (sign < 0) continue;
-          a.error += split_error * std::abs(a.value);
-          b.error += split_error * std::abs(b.value);
+          a.error += split * std::abs(a.value);
+          b.error += split * std::abs(b.value);
         }
       }
     }
@@ -166,14 +166,16 @@ void turn(std::vector<Bounded>& values, const std::array<index_t, 4>& extents, c
 
 void turn_both(const AttentionCase& c, std::vector<Bounded>& q, std::vector<Bounded>& k, index_t sign) {
   if (!c.rope) return;
-  turn(q, c.q_extents(), c, sign, [&](index_t batch, index_t head, index_t i) {
-    const Query query{batch, head, i, c.mask.shape};
-    // A cache's keys stand where they were appended, whatever the mask says.
-    if (!c.rotates_keys) return i + c.mask.keys[static_cast<std::size_t>(batch)] - c.queries;
-    return c.key_position + c.mask.query_position(query);
-  });
+  const Real split = sign < 0 ? 0 : split_error;
+  turn(q, c.q_extents(), c, sign, c.rotates_keys ? 2 * split : split,
+       [&](index_t batch, index_t head, index_t i) {
+         const Query query{batch, head, i, c.mask.shape};
+         // A cache's keys stand where they were appended, whatever the mask says.
+         if (!c.rotates_keys) return i + c.mask.keys[static_cast<std::size_t>(batch)] - c.queries;
+         return c.key_position + c.mask.query_position(query);
+       });
   if (!c.rotates_keys) return;
-  turn(k, c.k_extents(), c, sign,
+  turn(k, c.k_extents(), c, sign, split,
        [&](index_t batch, index_t, index_t key) { return c.key_position + c.mask.key_position(batch, key); });
 }
 
