@@ -168,9 +168,12 @@ struct Pages {
     const auto count = static_cast<std::size_t>(sequences);
     const ssmax::PageTable<std::int32_t> table(
         View<const std::int32_t, 2>(a.table, {sequences, a.table_width}), std::span(a.lengths, count));
+    const View<const K, 4> keys(k.data(), pool, pool_strides), values(v.data(), pool, pool_strides);
+    static constexpr float one = 1;  // vLLM's factors of a tensor
+    const float* factor = a.fp8 ? &one : nullptr;
     return {.q = {static_cast<const T*>(a.q), rows, row_strides},
-            .keys = ssmax::PagedKeys(View<const K, 4>(k.data(), pool, pool_strides),
-                                     View<const K, 4>(v.data(), pool, pool_strides), table),
+            .keys = ssmax::PagedKeys(keys, values, table,
+                                     ssmax::KeyScales::per_tensor(keys, factor, values, factor)),
             .out = {static_cast<T*>(a.out), rows, row_strides},
             .workspace = &workspace,
             .lengths = ssmax::SequenceLengths::packed_queries(std::span(a.cumulative, count + 1))};
