@@ -34,9 +34,9 @@ from typing import NamedTuple
 from history import past_defects
 
 # Each stage: the preset that configures it, and the preset of build and test. The first stage is the README's command. The
-# last one is long.
+# last two are long.
 STAGES = {"readme": ("test", "test"), "full": ("test", "full"), "sanitize": ("sanitize", "sanitize"),
-          "exhaustive": ("test", "exhaustive")}
+          "sanitize_rest": ("sanitize", "sanitize_rest"), "exhaustive": ("test", "exhaustive")}
 
 # Test files of the first step: those whose names share words with the mutant's path, rare words first, then these.
 FIRST_FILES = ["golden", "golden_backward", "attention", "decode", "softmax_hidden_rows", "attention_bfloat16"]
