@@ -124,8 +124,8 @@ struct Definition {
 std::vector<Bounded> exact(const std::vector<double>& values) { return {values.begin(), values.end()}; }
 
 /// The bf16 path splits a rotated number into two of bfloat16, high and low: the relative error, a third of what
-/// attention_backward.hpp grants to a logit. Otherwise 0. Another third is the product of two low numbers, which the
-/// path leaves out.
+/// attention_backward.hpp grants to a logit. Otherwise 0. The path leaves out the product of two low numbers: another
+/// third, which turn_both adds to that of q.
 Real split_error = 0;
 
 /// Turns rows [batch, head, row, d] to their positions or, where sign is -1, back. Adds the relative error `split`.
