@@ -22,8 +22,8 @@
 ///                                                     memory, as sequences with common pages do. If two
 ///                                                     sequences have a key in the same memory for kv head 0,
 ///                                                     they have it for all kv heads (default: false)
-///     std::uint64_t layout() const                    returns a number. If it is not 0, all sources with this number must
-///                                                     have the same lengths, stored keys and shared keys.
+///     std::uint64_t layout() const                    returns a number. If it is not 0, all sources with this number
+///                                                     must have the same lengths, stored keys and shared keys.
 ///                                                     Plan::bind then does not compare them (default: 0)
 ///     static constexpr bool owns_keys                 true: a call refuses a temporary. false: the arguments of a call
 ///                                                     hold a copy, also of a variable (default: a copy of a temporary)

@@ -10,7 +10,7 @@
 /// @ingroup mask
 /// The mask of speculative decoding with a tree: one call verifies many candidates for the next tokens.
 ///
-///     const Tree tree(parents);                                 // parents {-1, 0, 0, 1}: 1 and 2 follow 0, 3 follows 1
+///     const Tree tree(parents);                                 // {-1, 0, 0, 1}: 1 and 2 follow 0, 3 follows 1
 ///     cache.append(k, v, &rope, {}, tree.offsets());            // the candidates' keys, rotated to their positions
 ///     attention({.q = q, .keys = cache, .out = out, .rope = &rope}, scaling, tree);
 ///     cache.keep(0, committed, accepted);                       // removes the keys of rejected candidates

@@ -8,7 +8,7 @@
 /// |---|---|
 /// | k | [pages, keys of a page, kv_heads, width] |
 /// | v | [pages, keys of a page, kv_heads, value_width] |
-/// | table | [batch, most pages of a sequence], or [batch, kv_heads, most pages]: pages of each kv head; with any strides |
+/// | table | [batch, most pages of a sequence], or [batch, kv_heads, most pages]: pages per kv head; any strides |
 /// | lengths | [batch]: the number of keys of each sequence |
 /// | scales | storage types with a factor per row only (eight_bit.hpp): KeyScales (key_source.hpp) |
 /// | channel_scales | the same storage types: ChannelScales (key_source.hpp) |
@@ -21,7 +21,7 @@
 /// | pool | views |
 /// |---|---|
 /// | [pages, P, kv_heads, d], as in FlashAttention | contiguous |
-/// | [pages, 2, P, kv_heads, d], keys and values in one tensor | strides {2·P·kv_heads·d, kv_heads·d, d, 1}; v begins P·kv_heads·d later |
+/// | [pages, 2, P, kv_heads, d], k and v | strides {2·P·kv_heads·d, kv_heads·d, d, 1}; v begins P·kv_heads·d later |
 /// | [pages, kv_heads, P, d], as in OpenVINO | strides {kv_heads·P·d, d, P·d, 1} |
 ///
 /// With P = 1 an entry of the table is the index of a token, for instance of one that a selection chose for a query.
@@ -146,8 +146,8 @@ PageTable(const Pages&, const Pages&, const Lengths&)
     -> PageTable<shared::ElementOf<const Pages>, shared::ElementOf<const Lengths>>;
 /// @endcond
 
-/// A source of keys in pages. K and V are the storage types of keys and values. Table is a PageTable, or the tables of a
-/// PagedKvCache.
+/// A source of keys in pages. K and V are the storage types of keys and values. Table is a PageTable, or the tables of
+/// a PagedKvCache.
 template <class K, class V = K, class Table = PageTable<int>>
 class PagedKeys {
  public:

@@ -37,7 +37,7 @@
 ///
 /// | step | checks | cost |
 /// |---|---|---|
-/// | plan | shapes, mask, scaling, score, lengths of the sequences, positions of the rope | O(queries + keys + sequences) |
+/// | plan | shapes, mask, scaling, score, lengths of the sequences, rope positions | O(queries + keys + sequences) |
 /// | bind | the checks of attention_backward, extents against the plan's, memory against the plan's | as its checks |
 /// | run | size of the memory | no allocation |
 ///

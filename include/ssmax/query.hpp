@@ -18,8 +18,8 @@
 ///
 /// Optional members of a mask with `sees`:
 ///
-///     KeyRange run(query, from) const         returns the first visible keys at or after `from`, without a gap; an empty
-///                                             range if no key is left. Neighbouring runs may touch
+///     KeyRange run(query, from) const         returns the first visible keys at or after `from`, without a gap; an
+///                                             empty range if no key is left. Neighbouring runs may touch
 ///     index_t count(query) const              returns n, the number of visible keys
 ///     bool same_runs(query, other) const      of a mask with `run`: returns true if two queries of a batch entry have
 ///                                             the same runs; false is always right

@@ -12,7 +12,7 @@
 ///
 /// A scaling that depends on the query of the call takes a PlacedRow in place of the Row.
 ///
-/// **The position of a row** is the query's own position in the sequence, from 0. It does not depend on the mask's keys:
+/// **The position of a row** is the query's own position in the sequence, from 0. The mask's keys do not change it:
 ///
 /// | call | position of query i |
 /// |---|---|
@@ -23,9 +23,9 @@
 ///
 /// The option `key_position` changes the rope's positions only. n is the number of visible keys.
 ///
-/// A scaling must return the same number for the same row: the library may call it any number of times per query. If the
-/// scaling's type specialises by_size (fast_path.hpp), the library may call it once for all queries that see the same
-/// keys.
+/// A scaling must return the same number for the same row: the library may call it any number of times per query. If
+/// the scaling's type specialises by_size (fast_path.hpp), the library may call it once for all queries that see the
+/// same keys.
 ///
 /// check and check_shape may take one more argument, `const char* function` with a default. The library passes
 /// the name of the called function, such as "attention", for error messages.
