@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -59,6 +60,15 @@ struct Tensors {
   }
 };
 
+// Returns a function that calls make once, when it is called first. (A run of other benchmarks does not wait for tensors.)
+template <class F>
+auto made_once(F make) {
+  return [make, made = std::make_shared<decltype(make())>()] {
+    if (*made == nullptr) *made = make();
+    return *made;
+  };
+}
+
 // ---- Masks with runs ----------------------------------------------------------------------------------------
 
 // A bitmap of blocks. One of eight key blocks of 64 is visible to a query block of 64, chosen at random per head.
@@ -104,10 +114,9 @@ Accuracy compare(const std::vector<T>& out, const std::vector<T>& expected) {
 }
 
 template <class T, class M>
-void add_masked(const std::string& name, const std::string& shape, const M& mask, double logits,
-                const std::shared_ptr<Tensors<T>>& tensors) {
+void add_masked(const std::string& name, const std::string& shape, const M& mask, double products,
+                const std::function<std::shared_ptr<Tensors<T>>()>& tensors) {
   using Work = std::shared_ptr<Tensors<T>>;
-  const double width = static_cast<double>(tensors->extents[3]);
   const Implementation<Work> forward{
       name,
       [mask](const Work& t) -> Run { return [mask, t] { ssmax::attention(t->forward(), Softmax{}, mask); }; },
@@ -120,8 +129,7 @@ void add_masked(const std::string& name, const std::string& shape, const M& mask
         }
         return compare(t->out, expected.out);
       }};
-  add_benchmark<Work>(
-      "blocksparse", shape, forward, [tensors] { return tensors; }, gflops(4 * logits * width));
+  add_benchmark<Work>("blocksparse", shape, forward, tensors, gflops(4 * products));
   const Implementation<Work> backward{
       name + "_backward",
       [mask](const Work& t) -> Run {
@@ -129,18 +137,20 @@ void add_masked(const std::string& name, const std::string& shape, const M& mask
         return [mask, t] { ssmax::attention_backward(t->backward(), t->gradients(), Softmax{}, mask); };
       },
       [](const Work&) { return Accuracy{}; }};
-  add_benchmark<Work>(
-      "blocksparse", shape, backward, [tensors] { return tensors; }, gflops(10 * logits * width));
+  add_benchmark<Work>("blocksparse", shape, backward, tensors, gflops(10 * products));
 }
 
 template <class T>
 void register_masks(const std::string& type) {
   const index_t heads = 2, n = 8192, width = 64;
-  const auto tensors = std::make_shared<Tensors<T>>(std::array<index_t, 4>{1, heads, n, width});
+  const auto tensors = made_once([=] {
+    return std::make_shared<Tensors<T>>(std::array<index_t, 4>{1, heads, n, width});
+  });
   const std::string shape = "h2_kv2_d64_n8192_" + type + "_t1";
   const auto sparse = std::make_shared<SparseHeads>(heads, n);
-  const double all = static_cast<double>(heads * n) * static_cast<double>(n);
-  const double window = static_cast<double>(heads) * (512.0 * static_cast<double>(n) - 512.0 * 511 / 2);
+  const double all = static_cast<double>(heads * width * n) * static_cast<double>(n);
+  const double window =
+      static_cast<double>(heads * width) * (512.0 * static_cast<double>(n) - 512.0 * 511 / 2);
   add_masked<T>("full", shape, Full{}, all, tensors);
   add_masked<T>("ssmax", shape, BlockSparse(sparse->blocks, sparse->bitmap), all / 8, tensors);
   add_masked<T>("window512", shape, SlidingWindow{511}, window, tensors);
@@ -246,29 +256,28 @@ void register_latent(const std::string& type) {
 
 // ---- Batches of sequences of different lengths --------------------------------------------------------------
 
-// Packed sequences of `count` random lengths from `shortest` to `longest`, and their first positions.
-struct Batch {
+// Returns the first positions of `count` sequences of random lengths from `shortest` to `longest`, and their sum.
+std::vector<index_t> random_lengths(index_t count, index_t shortest, index_t longest) {
+  std::mt19937 random(3);
+  std::uniform_int_distribution<index_t> length(shortest, longest);
   std::vector<index_t> cumulative{0};
-  Tensors<float> tensors;
+  for (index_t i = 0; i < count; ++i) cumulative.push_back(cumulative.back() + length(random));
+  return cumulative;
+}
 
-  Batch(index_t count, index_t shortest, index_t longest)
-      : tensors({1, 8, lengths(count, shortest, longest), 64}) {}
+// Packed sequences.
+struct Batch {
+  static constexpr index_t heads = 8, width = 64;
+  std::vector<index_t> cumulative;
+  Tensors<float> tensors{{1, heads, cumulative.back(), width}};
 
-  double logits() const {  // causal
+  static double logits(const std::vector<index_t>& ends) {  // causal
     double sum = 0;
-    for (std::size_t i = 0; i + 1 < cumulative.size(); ++i) {
-      const auto n = static_cast<double>(cumulative[i + 1] - cumulative[i]);
+    for (std::size_t i = 0; i + 1 < ends.size(); ++i) {
+      const auto n = static_cast<double>(ends[i + 1] - ends[i]);
       sum += n * (n + 1) / 2;
     }
-    return sum * static_cast<double>(tensors.extents[1]);
-  }
-
- private:
-  index_t lengths(index_t count, index_t shortest, index_t longest) {
-    std::mt19937 random(3);
-    std::uniform_int_distribution<index_t> length(shortest, longest);
-    for (index_t i = 0; i < count; ++i) cumulative.push_back(cumulative.back() + length(random));
-    return cumulative.back();
+    return sum * static_cast<double>(heads);
   }
 };
 
@@ -302,12 +311,9 @@ void register_batch(index_t count, index_t shortest, index_t longest) {
   // GCC 12 warns of "s" + std::to_string(…).
   const std::string shape = std::string("s") + std::to_string(count) + "_h8_d64_n" +
                             std::to_string(shortest) + "-" + std::to_string(longest) + "_causal_f32_t2";
-  const auto batch = std::make_shared<std::shared_ptr<Batch>>();
-  const auto work = [=] {
-    if (*batch == nullptr) *batch = std::make_shared<Batch>(count, shortest, longest);
-    return *batch;
-  };
-  const double operations = 4 * 64 * Batch(count, shortest, longest).logits();
+  const std::vector<index_t> cumulative = random_lengths(count, shortest, longest);
+  const auto work = made_once([=] { return std::make_shared<Batch>(Batch{cumulative}); });
+  const double operations = 4.0 * Batch::width * Batch::logits(cumulative);
   const auto same = [](const Work& b) {
     const std::vector<float> out = b->tensors.out;
     Serial serial;
@@ -385,11 +391,7 @@ void register_step() {
     each(*step, pool);
     return compare(step->tensors.out, out);
   };
-  const auto step = std::make_shared<Work>();
-  const auto work = [=] {
-    if (*step == nullptr) *step = std::make_shared<Step>();
-    return *step;
-  };
+  const auto work = made_once([] { return std::make_shared<Step>(); });
   const double operations = 4.0 * Step::width * Step::logits();
   for (const Implementation<Work>& implementation :
        {Implementation<Work>{"packed", run(packed), same}, Implementation<Work>{"each", run(each), same}}) {
@@ -459,11 +461,7 @@ void register_common_prompt(index_t heads, index_t kv_heads, const std::string& 
     alone(work)();
     return compare(work->tensors.out, out);
   };
-  const auto shared = std::make_shared<Work>();
-  const auto work = [=] {
-    if (*shared == nullptr) *shared = std::make_shared<Prompted<T>>(heads, kv_heads);
-    return *shared;
-  };
+  const auto work = made_once([=] { return std::make_shared<Prompted<T>>(heads, kv_heads); });
   using P = Prompted<T>;
   const double operations =
       4.0 * P::width * static_cast<double>(heads) * double{P::count} * (double{P::prompt} + double{P::own});

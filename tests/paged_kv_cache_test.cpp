@@ -648,7 +648,7 @@ void check_random_steps(int steps) {
 TEST_CASE(
     "random appends, forks, kept branches, truncations and removals of a paged cache agree with a model",
     "[decode][paged_kv_cache]") {
-  check_random_steps(3'000);
+  check_random_steps(1'000);
 }
 
 TEST_CASE("many random steps of a paged cache agree with a model", "[decode][paged_kv_cache][exhaustive]") {

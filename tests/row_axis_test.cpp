@@ -39,10 +39,12 @@ TEMPLATE_TEST_CASE(
       const Layout<4> strided(extents, {heads * gap * keys, gap * keys, 1, gap});
       check_layout(problem, strided, Full{});
       if (keys > 2000) continue;
-      check_layout(problem, strided, Causal{});
-      const std::array<index_t, 5> query_ends{0, queries / 7, queries / 7, queries / 2, queries};
-      const std::array<index_t, 5> key_ends{0, keys / 3, keys / 2, keys / 2, keys};
-      check_layout(problem, strided, Documents{query_ends, key_ends, false});
+      if constexpr (std::is_same_v<T, float>) {  // a mask meets strides where types do not matter
+        check_layout(problem, strided, Causal{});
+        const std::array<index_t, 5> query_ends{0, queries / 7, queries / 7, queries / 2, queries};
+        const std::array<index_t, 5> key_ends{0, keys / 3, keys / 2, keys / 2, keys};
+        check_layout(problem, strided, Documents{query_ends, key_ends, false});
+      }
     }
   });
 }
