@@ -104,7 +104,9 @@ void check_rows(const std::string& name) {
        std::vector<std::size_t>{1, 2, 3, 7, 8, 9, 31, 100, 1000, 4095, 4096, 4097, 9000}) {
     for (const double deviation : {0.01, 1.0, 30.0}) {
       const auto z = reference::normals<T>(n, static_cast<unsigned>(n), deviation);
-      for (const double c : {1.0, 0.37, -2.0, 0.0}) check_row<power>(z, c, name);
+      check_row<power>(z, -2.0, name);
+      if (n > 1000) continue;
+      for (const double c : {1.0, 0.37, 0.0}) check_row<power>(z, c, name);
     }
     check_row<power>(std::vector<T>(n, T(3)), 1, name + " equal");
     std::vector<T> steps;  // many supports to go through
