@@ -1,5 +1,7 @@
 // A plan of the backward is bit-identical to attention_backward. It refuses calls that do not fit.
 
+#include <optional>
+
 #include "allocation_count.hpp"
 #include "attention_backward_problem.hpp"
 #include "planned_memory.hpp"
@@ -120,6 +122,70 @@ TEST_CASE("a call of a plan of the backward may have another dropout than the pl
                 [&] { std::ignore = without.bind(a, gradients); });
 }
 
+TEST_CASE("a plan of the backward has one type for all masks, scalings and scores",
+          "[attention][backward][plan]") {
+  const Problem<float> problem({2, 4, 2, 70, 150, 8, 8});
+  const std::vector<double> slopes{1, 0.5, -0.1, 0};
+  const std::vector<index_t> queries{0, 30, 70}, keys{0, 31, 150};
+  const FourHeads<float> heads;
+  const auto learnt_scaling = [&](Learnt<float>& learnt) {
+    return heads.scaling().gradient(learnt.ds, learnt.db);
+  };
+  const auto learnt_score = [&](Learnt<float>& learnt) { return Alibi(slopes).gradient(learnt.dslopes); };
+  std::optional<BackwardPlan<float>> plan;
+  const auto check_call = [&](const auto& mask, const auto& scaling, const auto& score) {
+    Learnt<float> expected(problem, 0), learnt(problem, 0), example(problem, 0);
+    const Output<float> output = run<float>(problem, scaling(expected), mask, score(expected));
+    const BackwardArguments<float> a = backward_arguments_of(problem, output);
+    attention_backward<float>(a, gradients_to(problem, expected.of_tensors), scaling(expected), mask,
+                              score(expected));
+    plan.emplace(a, gradients_to(problem, example.of_tensors), 2, mask, learnt_scaling(example),
+                 learnt_score(example));
+    const GuardedMemory memory(plan->bytes());
+    plan->bind(a, gradients_to(problem, learnt.of_tensors), scaling(learnt), score(learnt))
+        .run(memory.span());
+    CHECK(learnt == expected);
+    CHECK(memory.is_intact());
+  };
+  const auto check_mask = [&](const auto& mask) {
+    check_call(mask, learnt_scaling, learnt_score);
+    check_call(
+        mask, [](auto&) { return Softmax{}; }, [](auto&) { return Softcap{2}; });
+    check_call(
+        mask, [](auto&) { return LogN{}; }, [](auto&) { return Identity{}; });
+  };
+  for_each_target_of<float>([&](const std::string& target) {
+    INFO(target);
+    check_mask(SlidingWindow{40});
+    check_mask(Documents(queries, keys, true));  // moves keys: Alibi is not vectorized
+  });
+}
+
+TEST_CASE("a plan of the backward refuses a score and gradients that its examples lack",
+          "[attention][backward][plan][errors]") {
+  const Problem<float> problem({2, 4, 2, 5, 30, 8, 5});
+  const Output<float> output = run<float>(problem, Softmax{}, Full{}, Identity{});
+  Learnt<float> learnt(problem, 0);
+  const Learnt<float> untouched = learnt;
+  const BackwardArguments<float> a = backward_arguments_of(problem, output);
+  const AttentionGradients<float> gradients = gradients_to(problem, learnt.of_tensors);
+  const std::vector<double> slopes(4);
+  const FourHeads<float> heads;
+  const auto scaling = heads.scaling().gradient(learnt.ds, learnt.db);
+  const auto score = Alibi(slopes).gradient(learnt.dslopes);
+  const auto refuses = [&](const char* text, const auto& plan, const auto&... policies) {
+    check_refused({text}, [&] { std::ignore = plan.bind(a, gradients, policies...); });
+  };
+  const BackwardPlan without(a, gradients, 1), with_score(a, gradients, 1, Softcap{2}),
+      with_scaling(a, gradients, 1, scaling, Softcap{2});
+  refuses("ssmax::BackwardPlan::bind: a score is given, the plan was made without one", without, Softcap{2});
+  refuses("ssmax::BackwardPlan::bind: the scaling or the score has a gradient, the plan has no memory for it",
+          with_score, scaling);
+  refuses("ssmax::BackwardPlan::bind: the score has parameters with gradients 1, the plan's has 0",
+          with_scaling, score);
+  CHECK(learnt == untouched);
+}
+
 TEST_CASE("a plan of the backward refuses calls that do not fit", "[attention][backward][plan][errors]") {
   const Shape shape{2, 4, 2, 5, 30, 8, 5};
   const Problem<float> problem(shape);
@@ -154,9 +220,9 @@ TEST_CASE("a plan of the backward refuses calls that do not fit", "[attention][b
   };
   fits.sinks = {};
   const BackwardPlan of_bias(fits, gradients, 1, score(600));
-  check_refused({"shared"}, [&] { (void)of_bias.bind(fits, gradients, {}, score(0)); });
+  check_refused({"shared"}, [&] { (void)of_bias.bind(fits, gradients, score(0)); });
 
-  const auto call = plan.bind(fits, gradients, {});
+  const auto call = plan.bind(fits, gradients);
   const GuardedMemory memory(plan.bytes());
   check_refused({std::to_string(plan.bytes() - 1)}, [&] { call.run(memory.span().first(plan.bytes() - 1)); });
   check_refused({"Workspace"}, [&] { call.run(memory.span().subspan(8)); });

@@ -190,7 +190,7 @@
 #endif
 
 // Names the layout of the data that a unit passes to the library. tests/layout.py writes it.
-#define SSMAX_LAYOUT x6c0e5209
+#define SSMAX_LAYOUT x72905eb6
 
 #define SSMAX_CONCATENATE_(a, b, c, d, e, f) a##b##c##d##e##f
 #define SSMAX_CONCATENATE(a, b, c, d, e, f) SSMAX_CONCATENATE_(a, b, c, d, e, f)

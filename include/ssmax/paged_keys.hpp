@@ -26,7 +26,7 @@
 ///
 /// With P = 1 an entry of the table is the index of a token, for instance of one that a selection chose for a query.
 /// The indices may repeat, in any order. n and positions count the entries: a query that sees all of them has n =
-/// lengths[b]. PerQuery (scaling_of_queries.hpp) takes multipliers by another n, such as the length of the whole
+/// lengths[b]. PerQuery (scaling.hpp) takes multipliers by another n, such as the length of the whole
 /// sequence.
 ///
 /// A table may also be in compressed rows: `PageTable(pages, begins, lengths)`, where entries

@@ -203,7 +203,9 @@ class GradientPlan : public PlanState<A, BackwardArguments<A>> {
       : Base("BackwardPlan", example, threads),
         functions_(*gradients.dout.functions()),
         accumulates_(gradients.accumulate),
-        keeps_sums_(variant.wants_gradients() || !example.sinks.empty()) {
+        has_score_(variant.has_score),
+        keeps_sums_(variant.wants_gradients() || !example.sinks.empty()),
+        parameters_(variant.parameters()) {
     A dsink{};
     AttentionGradients<A> of_plan = gradients;
     of_plan.dsinks = example.sinks.empty() ? std::span<A>() : std::span<A>(&dsink, 1);
@@ -234,6 +236,16 @@ class GradientPlan : public PlanState<A, BackwardArguments<A>> {
       fail_format("ssmax::%s: accumulate is true, the plan has no memory for it", function);
     if (!g.dsinks.empty() && !keeps_sums_)
       fail_format("ssmax::%s: dsinks are given, the plan has no memory for them", function);
+    if (variant.has_score && !has_score_)
+      fail_format("ssmax::%s: a score is given, the plan was made without one", function);
+    if (variant.wants_gradients() && !keeps_sums_) {
+      fail_format("ssmax::%s: the scaling or the score has a gradient, the plan has no memory for it",
+                  function);
+    }
+    if (variant.parameters() > parameters_) {
+      fail_value(function, "the score", "has parameters with gradients", variant.parameters(),
+                 "the plan's has", parameters_);
+    }
     build_call(function, this->with_options(function, a), g, call);
     compiled::open_call(call, variant);
     if (variant.sharing(longest_shape(call.problem.forward)) > sharing_) {
@@ -244,7 +256,8 @@ class GradientPlan : public PlanState<A, BackwardArguments<A>> {
 
  private:
   const BackwardFunctions<A>& functions_;
-  bool accumulates_, keeps_sums_;
+  bool accumulates_, has_score_, keeps_sums_;
+  index_t parameters_;  // of the score, per query
   Sharing sharing_{};
 };
 
@@ -256,7 +269,7 @@ SSMAX_BEGIN_CODE
 
 /// A planned backward pass with its tensors, scaling and score. `bind` of a plan returns it. The plan and the tensors
 /// must outlive it. It keeps scaling and score.
-template <class A, class S, class M, class C>
+template <class A, class S, class C>
 class BoundBackward {
  public:
   /// Not copied.
@@ -275,8 +288,9 @@ class BoundBackward {
   }
 
   /// @cond
-  BoundBackward(const detail::GradientPlan<A>& plan, const M& mask, const BackwardArguments<A>& a,
-                const AttentionGradients<A>& g, const S& scaling, const C& score)
+  BoundBackward(const detail::GradientPlan<A>& plan, const detail::PlannedMask<A>& mask,
+                const BackwardArguments<A>& a, const AttentionGradients<A>& g, const S& scaling,
+                const C& score)
       : plan_(plan), scaling_(scaling), score_(score), variant_(scaling_, mask, score_) {
     plan_.bind(a, g, variant_, call_);
   }
@@ -286,18 +300,18 @@ class BoundBackward {
   const detail::GradientPlan<A>& plan_;
   const S scaling_;
   const C score_;
-  const detail::UserGradientVariant<A, S, M, C> variant_;
+  const detail::UserGradientVariant<A, S, detail::PlannedMask<A>, C> variant_;
   shared::BackwardCall<A> call_{};
 };
 
 /// A plan of backward passes with tensors and policies like those of an example. It keeps the options of the example
 /// and the lengths of the sequences. Other spans and the rope must outlive it. A plan is not copied.
-template <class A = float, class S = Softmax, class M = Full, class C = Identity>
+template <class A = float>
 class BackwardPlan {
  public:
   /// Plans calls on at most `max_threads` threads. The plan reads extents and storage types of the example's tensors.
-  /// The tensors may be null. `policies` are a mask, and examples of a scaling and a score: the gradients that they
-  /// take determine memory and tasks. They need not outlive the plan. With sinks, calls may take dsinks. If
+  /// The tensors may be null. `policies` are a mask, of which the plan owns a copy, and examples of a scaling and a
+  /// score: the gradients that they take determine memory and tasks. With sinks, calls may take dsinks. If
   /// `gradients.accumulate` is true, calls may accumulate, and need more memory. Throws std::invalid_argument if
   /// shapes, policies, lengths or the positions of the rope do not fit, or if max_threads is below 1.
   template <class... P>
@@ -316,14 +330,22 @@ class BackwardPlan {
   /// Returns how the calls are computed on max_threads threads.
   [[nodiscard]] const Explanation& explanation() const { return plan_.explanation(); }
 
-  /// Returns a call of the plan with tensors, a scaling and a score. Sinks and dropout of `a` replace those of the plan
-  /// as in Plan::bind. Throws std::invalid_argument for every error of attention_backward, and for other options. Also
-  /// throws if an extent or the storage type of q, k, v or dout differs from the plan's. It also throws if the call
-  /// needs more memory than planned: for dsinks, for `accumulate`, or for a score whose gradients are shared by more
-  /// heads.
-  [[nodiscard]] BoundBackward<A, S, M, C> bind(const BackwardArguments<A>& a, const AttentionGradients<A>& g,
-                                               const S& scaling = {}, const C& score = {}) const {
-    return {plan_, mask_, a, g, scaling, score};
+  /// Returns a call of the plan. `policies` are a scaling and a score, which may have other types than the examples.
+  /// Sinks and dropout of `a` replace those of the plan as in Plan::bind. Throws std::invalid_argument for every error
+  /// of attention_backward, and for other options. Also throws if an extent or the storage type of q, k, v or dout
+  /// differs from the plan's. It also throws if the call needs more memory than planned: for dsinks, for `accumulate`,
+  /// for a score or a gradient that the examples lack, or for a score whose gradients are shared by more heads.
+  template <class... P>
+  [[nodiscard]] auto bind(const BackwardArguments<A>& a, const AttentionGradients<A>& g,
+                          const P&... policies) const {
+    static_assert(
+        detail::are_policies<const P...>() && !detail::has_mask_or_executor<const P...>(),
+        "ssmax::BackwardPlan::bind: pass a scaling and a score; the plan has the mask, and run takes the "
+        "executor");
+    using Given = detail::Policies<const P...>;
+    const Given given(policies...);
+    return BoundBackward<A, typename Given::S, typename Given::C>(plan_, mask_, a, g, given.scaling,
+                                                                  given.score);
   }
 
  private:
@@ -332,18 +354,18 @@ class BackwardPlan {
                index_t max_threads, const detail::Policies<P...>& given)
       : mask_(given.mask),
         plan_(example, gradients, max_threads,
-              detail::UserGradientVariant<A, S, M, C>(given.scaling, mask_, given.score)) {}
+              detail::UserGradientVariant<A, typename detail::Policies<P...>::S, detail::PlannedMask<A>,
+                                          typename detail::Policies<P...>::C>(given.scaling, mask_,
+                                                                              given.score)) {}
 
-  const M mask_;
+  const detail::PlannedMask<A> mask_;
   const detail::GradientPlan<A> plan_;
 };
 
 /// @cond
-template <class A = float, class... P>
-BackwardPlan(const std::type_identity_t<BackwardArguments<A>>&,
-             const std::type_identity_t<AttentionGradients<A>>&, index_t, const P&...)
-    -> BackwardPlan<A, typename detail::Policies<const P...>::S, typename detail::Policies<const P...>::M,
-                    typename detail::Policies<const P...>::C>;
+template <class A, class... P>
+BackwardPlan(const BackwardArguments<A>&, const std::type_identity_t<AttentionGradients<A>>&, index_t,
+             const P&...) -> BackwardPlan<A>;
 /// @endcond
 
 SSMAX_END

@@ -58,7 +58,7 @@ class UserGradientScore : public UserScore<Compute, M, C, GradientVariant<Comput
   static constexpr bool score_has_gradients = parameters_of<C>() > 0 || has_logit_gradients<C>();
 
  public:
-  using Base::mask, Base::score;
+  using Base::score;
 
   void apply_and_keep(const Logits<Compute>& logits, const TileScratch<Compute>& memory) const override {
     const index_t tile_lanes = memory.tile_lanes, width = memory.kernels.width;
@@ -94,8 +94,6 @@ class UserGradientScore : public UserScore<Compute, M, C, GradientVariant<Comput
       if (!is_vectorized(logits)) differentiate_each(logits, gradients, memory);
     }
   }
-
-  index_t row_position(const Query& query) const override { return detail::row_position(mask, query); }
 
   index_t parameters() const override { return parameters_of<C>(); }
   Sharing sharing(const QueryShape& shape) const override { return sharing_of(score, shape); }
@@ -182,29 +180,39 @@ class UserGradientScore : public UserScore<Compute, M, C, GradientVariant<Comput
   template <class Part>
   void apply_and_differentiate(const Part& part, const Logits<Compute>& logits,
                                const TileScratch<Compute>& memory) const {
-    Compute* slope = logits.slope;
-    const index_t tile_lanes = memory.tile_lanes, width = memory.kernels.width;
     if constexpr (shared::is_composed<Part>) {
       apply_and_differentiate(part.first(), logits, memory);
       apply_and_differentiate(part.second(), logits, memory);
-    } else if constexpr (has_slope_kernel<Part> || by_row<Part>) {
+    } else {
+      this->with_moves_keys(
+          [&](auto moves) { apply_and_differentiate_part<moves.value>(part, logits, memory); });
+    }
+  }
+
+  template <bool moves_keys, class Part>
+  void apply_and_differentiate_part(const Part& part, const Logits<Compute>& logits,
+                                    const TileScratch<Compute>& memory) const {
+    Compute* slope = logits.slope;
+    const index_t tile_lanes = memory.tile_lanes;
+    if constexpr (has_slope_kernel<Part> || by_row<Part>) {
       this->apply_score(part, logits, memory);  // z plus a term: the derivative is 1
-    } else if constexpr (Base::template uses_lanes<Part>) {
+    } else if constexpr (Base::template uses_lanes<Part, moves_keys>) {
       Base::template for_each_key_lanes<Part>(logits, memory, [&](index_t at, const auto& lanes) {
         part.apply(lanes);
         using Made = std::conditional_t<reads_place<Part>, PlacedLanes<const Compute>, Lanes<const Compute>>;
         part.differentiate(Made(lanes), slope + at * tile_lanes);
       });
-    } else if constexpr (Base::template scales_by_distance<Part>) {
+    } else if constexpr (Base::template scales_by_distance<Part, moves_keys>) {
       this->scale_by_distance(part, logits, slope, memory);
     } else {
-      for_each_visible(logits, width, [&](index_t at, index_t lane, const Query& query, index_t key) {
-        if (!detail::sees(mask, query, key)) return;
-        Compute& z = logits.s[at * tile_lanes + lane];
-        const Key seen = Base::key_of(query, key);
-        slope[at * tile_lanes + lane] *= static_cast<Compute>(part.derivative(z, seen));
-        z = static_cast<Compute>(part(z, seen));
-      });
+      for_each_visible(logits, memory.kernels.width,
+                       [&](index_t at, index_t lane, const Query& query, index_t key) {
+                         if (!Base::sees(query, key)) return;
+                         Compute& z = logits.s[at * tile_lanes + lane];
+                         const Key seen = Base::key_of(query, key);
+                         slope[at * tile_lanes + lane] *= static_cast<Compute>(part.derivative(z, seen));
+                         z = static_cast<Compute>(part(z, seen));
+                       });
     }
   }
 

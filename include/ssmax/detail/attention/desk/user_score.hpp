@@ -2,6 +2,7 @@
 #pragma once
 
 #include <numbers>
+#include <type_traits>
 
 #include "../../../score.hpp"
 #include "../../kernels/scores.hpp"
@@ -57,10 +58,18 @@ class UserScore : public UserMask<Compute, M, Interface> {
     if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), logits, memory);
       apply_score(part.second(), logits, memory);
-    } else if constexpr (Base::is_erased) {
-      this->moves_keys() ? apply_part<true>(part, logits, memory) : apply_part<false>(part, logits, memory);
     } else {
-      apply_part<has_key_position<M>>(part, logits, memory);
+      with_moves_keys([&](auto moves) { apply_part<moves.value>(part, logits, memory); });
+    }
+  }
+
+  /// Calls f with a constant that says whether the mask defines positions of keys.
+  template <class F>
+  SSMAX_INLINE void with_moves_keys(const F& f) const {
+    if constexpr (Base::is_erased) {
+      this->moves_keys() ? f(std::true_type()) : f(std::false_type());
+    } else {
+      f(std::bool_constant<has_key_position<M>>());
     }
   }
 
@@ -82,7 +91,7 @@ class UserScore : public UserMask<Compute, M, Interface> {
 
   /// True if a score is vectorized by its own members. Exception: false for a score that reads positions, if the
   /// mask defines the positions of keys.
-  template <class Part, bool moves_keys = has_key_position<M>>
+  template <class Part, bool moves_keys>
   static constexpr bool uses_lanes = by_lanes<Part> && !(reads_place<Part> && moves_keys);
 
   /// Calls f(key - keys.begin, lanes) for each key of the logits: one query per lane.
@@ -129,7 +138,7 @@ class UserScore : public UserMask<Compute, M, Interface> {
   }
 
   /// True if a score is vectorized by factors of the distance.
-  template <class Part, bool moves_keys = has_key_position<M>>
+  template <class Part, bool moves_keys>
   static constexpr bool scales_by_distance = has_factor_kernel<Part> && !moves_keys;
 
   /// Replaces z by z', and multiplies slope, unless null, by dz'/dz. If the queries have consecutive positions, all
@@ -191,10 +200,8 @@ class UserScore : public UserMask<Compute, M, Interface> {
     if constexpr (shared::is_composed<Part>) {
       apply_score(part.first(), s, keys, row);
       apply_score(part.second(), s, keys, row);
-    } else if constexpr (Base::is_erased) {
-      this->moves_keys() ? apply_part<true>(part, s, keys, row) : apply_part<false>(part, s, keys, row);
     } else {
-      apply_part<has_key_position<M>>(part, s, keys, row);
+      with_moves_keys([&](auto moves) { apply_part<moves.value>(part, s, keys, row); });
     }
   }
 

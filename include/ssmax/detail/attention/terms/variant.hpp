@@ -92,6 +92,10 @@ class Variant : public VariantFacts {
   /// Returns the keys of `stored` that may be visible to a query, the multiplier c, and n.
   virtual QueryRow row(const Query& query, KeyRange stored) const = 0;
   virtual index_t query_position(const Query& query) const = 0;
+  /// Returns the position with which the scaling is called.
+  SSMAX_INLINE index_t row_position(const Query& query) const {
+    return std::max<index_t>(0, query_position(query));
+  }
   virtual index_t key_position(const Query& query, index_t key) const = 0;
   virtual bool sees(const Query& query, index_t key) const = 0;
   /// Applies the score function in place, if there is one, and multiplies its results by c·log2(e). Without a score
@@ -151,8 +155,6 @@ class GradientVariant : public Variant<Compute> {
   /// Replaces u by ∂loss / ∂z. Adds dc and the gradients of the score's parameters to the sums of the queries.
   virtual void differentiate(const Logits<Compute>& logits, const LogitGradients<Compute>& gradients,
                              const TileScratch<Compute>& memory) const = 0;
-  /// Returns the position with which the scaling is called.
-  virtual index_t row_position(const Query& query) const = 0;
   /// Passes a query's sums to the scaling and the score function. `row` is the Row with which the scaling was
   /// called.
   virtual void accumulate(const Query& query, const Row& row, const double* sums) const = 0;
