@@ -333,8 +333,9 @@ class BackwardPlan {
   /// Returns a call of the plan. `policies` are a scaling and a score, which may have other types than the examples.
   /// Sinks and dropout of `a` replace those of the plan as in Plan::bind. Throws std::invalid_argument for every error
   /// of attention_backward, and for other options. Also throws if an extent or the storage type of q, k, v or dout
-  /// differs from the plan's. It also throws if the call needs more memory than planned: for dsinks, for `accumulate`,
-  /// for a score or a gradient that the examples lack, or for a score whose gradients are shared by more heads.
+  /// differs from the plan's. A call that needs more memory than planned throws, too: with dsinks, with `accumulate`,
+  /// or with a score or a gradient that the examples lack. A score whose gradients are shared by more heads than those
+  /// of the example throws as well.
   template <class... P>
   [[nodiscard]] auto bind(const BackwardArguments<A>& a, const AttentionGradients<A>& g,
                           const P&... policies) const {
