@@ -30,30 +30,46 @@ typename S::Value row_sum_unmasked(const typename S::Value* in, const typename S
   return S::reduce_sum(unmasked_lanes<S>(in, log_p, n));
 }
 
+/// The sum Σ u·z of a kernel. A negative c takes one more instruction per vector. Rows of more than 16 vectors have a
+/// kernel for other c: docs/measured.md.
+enum class LogitSum { none, of_positive_c, of_any_c };
+
 /// An accumulator of Σ u·z that returns c·u for each u. A logit of -inf, and with a negative c also one of +inf, has
 /// u = 0. It becomes finite, because 0·inf is NaN.
-template <class S>
+template <class S, LogitSum kind>
 struct LogitGradient {
   using T = typename S::Value;
   using V = typename S::V;
 
   V factor, sum, lowest, highest;
 
-  SSMAX_INLINE LogitGradient(T c, bool is_negative)
+  SSMAX_INLINE explicit LogitGradient(T c)
       : factor(S::set(c)),
         sum(S::set(T{0})),
         lowest(S::set(std::numeric_limits<T>::lowest())),
-        highest(S::set(is_negative ? std::numeric_limits<T>::max() : std::numeric_limits<T>::infinity())) {}
+        highest(S::set(std::numeric_limits<T>::max())) {}
 
-  SSMAX_INLINE V whole(V u, const T* z) {
-    if (z != nullptr) add(u, S::load(z));
+  SSMAX_INLINE V whole(V u, [[maybe_unused]] const T* z, [[maybe_unused]] index_t at) {
+    if constexpr (kind != LogitSum::none) add(u, S::load(z + at));
     return S::mul(factor, u);
   }
-  SSMAX_INLINE V part(V u, const T* z, index_t count) {
-    if (z != nullptr) add(u, S::load_part(z, count, T{0}));
+  SSMAX_INLINE V part(V u, [[maybe_unused]] const T* z, [[maybe_unused]] index_t at,
+                      [[maybe_unused]] index_t count) {
+    if constexpr (kind != LogitSum::none) add(u, S::load_part(z + at, count, T{0}));
     return S::mul(factor, u);
   }
-  SSMAX_INLINE void add(V u, V z) { sum = S::fma(u, S::min(S::max(z, lowest), highest), sum); }
+  SSMAX_INLINE V up_to(V u, [[maybe_unused]] const T* z, [[maybe_unused]] index_t at,
+                       [[maybe_unused]] index_t count) {
+    if constexpr (kind != LogitSum::none) add(u, load_up_to<S>(z + at, count, T{0}));
+    return S::mul(factor, u);
+  }
+
+ private:
+  SSMAX_INLINE void add(V u, V z) {
+    z = S::max(lowest, z);
+    if constexpr (kind == LogitSum::of_any_c) z = S::min(highest, z);
+    sum = S::fma(u, z, sum);
+  }
 };
 
 /// Adds the lanes of rows, one row after the other, and writes one number for `rows_of_sum` rows.
@@ -102,30 +118,28 @@ struct SoftmaxRowGradient {
     return S::fma(load_up_to<S>(y, n, T{0}), load_up_to<S>(dy, n, T{0}), S::set(T{0}));
   }
 
-  template <int vectors, bool with_logits>
-  SSMAX_INLINE static V write(const T* y, const T* dy, const T* z, index_t n, V mean,
-                              const LogitGradient<S>& gradient, T* dz) {
-    LogitGradient<S> even = gradient, odd = gradient;
+  template <int vectors, LogitSum kind>
+  SSMAX_INLINE static V write(const T* y, const T* dy, const T* z, index_t n, V mean, T c, T* dz) {
+    LogitGradient<S, kind> even(c), odd(c);
     if constexpr (vectors == 1) {
       const V u = S::mul(load_up_to<S>(y, n, T{0}), S::sub(load_up_to<S>(dy, n, T{0}), mean));
-      if (with_logits) even.add(u, load_up_to<S>(z, n, T{0}));
-      store_up_to<S>(dz, S::mul(even.factor, u), n);
+      store_up_to<S>(dz, even.up_to(u, z, 0, n), n);
       return even.sum;
     }
     index_t i = 0;
     for (; i + 2 * w <= n; i += 2 * w) {
       const V u0 = S::mul(S::load(y + i), S::sub(S::load(dy + i), mean));
       const V u1 = S::mul(S::load(y + i + w), S::sub(S::load(dy + i + w), mean));
-      S::store(dz + i, even.whole(u0, with_logits ? z + i : nullptr));
-      S::store(dz + i + w, odd.whole(u1, with_logits ? z + i + w : nullptr));
+      S::store(dz + i, even.whole(u0, z, i));
+      S::store(dz + i + w, odd.whole(u1, z, i + w));
     }
     for (; i + w <= n; i += w) {
       const V u = S::mul(S::load(y + i), S::sub(S::load(dy + i), mean));
-      S::store(dz + i, even.whole(u, with_logits ? z + i : nullptr));
+      S::store(dz + i, even.whole(u, z, i));
     }
     if (i < n) {
       const V u = S::mul(S::load_part(y + i, n - i, T{0}), S::sub(S::load_part(dy + i, n - i, T{0}), mean));
-      S::store_part(dz + i, odd.part(u, with_logits ? z + i : nullptr, n - i), n - i);
+      S::store_part(dz + i, odd.part(u, z, i, n - i), n - i);
     }
     return S::add(even.sum, odd.sum);
   }
@@ -150,19 +164,19 @@ struct LogSoftmaxRowGradient {
     return S::keep(unmasked<S>(log_p), S::fma(S::sub(S::set(T{0}), total), exp(log_p), dy));
   }
 
-  template <int vectors, bool with_logits>
-  SSMAX_INLINE static V write(const T* log_p, const T* dy, const T* z, index_t n, V total,
-                              LogitGradient<S> gradient, T* dz) {
+  template <int vectors, LogitSum kind>
+  SSMAX_INLINE static V write(const T* log_p, const T* dy, const T* z, index_t n, V total, T c, T* dz) {
     const Exp<S> exp(log2e, T{0});
+    LogitGradient<S, kind> gradient(c);
     index_t i = 0;
     for (; i + w <= n; i += w) {
       const V u = difference(exp, S::load(log_p + i), S::load(dy + i), total);
-      S::store(dz + i, gradient.whole(u, with_logits ? z + i : nullptr));
+      S::store(dz + i, gradient.whole(u, z, i));
     }
     if (i < n) {
       const V u =
           difference(exp, S::load_part(log_p + i, n - i, T{0}), S::load_part(dy + i, n - i, T{0}), total);
-      S::store_part(dz + i, gradient.part(u, with_logits ? z + i : nullptr, n - i), n - i);
+      S::store_part(dz + i, gradient.part(u, z, i, n - i), n - i);
     }
     return gradient.sum;
   }
@@ -173,11 +187,12 @@ struct LogSoftmaxRowGradient {
 inline constexpr index_t longest_in_group = 128;
 
 /// Computes `count` rows, where count is w or 1. `vectors` is as in Row.
-template <class S, class Row, int vectors, bool with_logits, index_t count>
+template <class S, class Row, int vectors, LogitSum kind, index_t count>
 SSMAX_INLINE void gradients_of_group(const GradientRows<typename S::Value>& rows, index_t first,
                                      typename S::Value c, SumsOfRows<S>& sums) {
   using T = typename S::Value;
   constexpr index_t w = S::width;
+  constexpr bool with_logits = kind != LogitSum::none;
   const T* out = rows.out + first * rows.out_stride;
   const T* dout = rows.dout + first * rows.dout_stride;
   typename S::V lanes[w];
@@ -188,38 +203,44 @@ SSMAX_INLINE void gradients_of_group(const GradientRows<typename S::Value>& rows
   if (count > 1) S::store(numbers, fold<S, Sum>(lanes));
   for (index_t k = 0; k < count; ++k) {
     const typename S::V total = count > 1 ? S::set(numbers[k]) : fold_one<S>(lanes[k]);
-    lanes[k] = Row::template write<vectors, with_logits>(
+    lanes[k] = Row::template write<vectors, kind>(
         out + k * rows.out_stride, dout + k * rows.dout_stride,
-        with_logits ? rows.logits + (first + k) * rows.logits_stride : nullptr, rows.n, total,
-        LogitGradient<S>(c, c < 0), rows.dlogits + (first + k) * rows.dlogits_stride);
+        with_logits ? rows.logits + (first + k) * rows.logits_stride : rows.logits, rows.n, total, c,
+        rows.dlogits + (first + k) * rows.dlogits_stride);
   }
   if (!with_logits) return;
   for (index_t k = 0; k < count; ++k) sums.add(lanes[k]);
 }
 
-template <class S, class Row, int vectors, bool with_logits>
+template <class S, class Row, int vectors, LogitSum kind>
 void gradients_of_rows(const GradientRows<typename S::Value>& rows, typename S::Value c, index_t rows_of_sum,
                        typename S::Value* to) {
   SumsOfRows<S> sums(rows_of_sum, to);
   index_t r = 0;
   if (rows.n <= longest_in_group) {
     for (; r + S::width <= rows.rows; r += S::width)
-      gradients_of_group<S, Row, vectors, with_logits, S::width>(rows, r, c, sums);
+      gradients_of_group<S, Row, vectors, kind, S::width>(rows, r, c, sums);
   }
-  for (; r < rows.rows; ++r) gradients_of_group<S, Row, vectors, with_logits, 1>(rows, r, c, sums);
-  if (with_logits) sums.finish();
+  for (; r < rows.rows; ++r) gradients_of_group<S, Row, vectors, kind, 1>(rows, r, c, sums);
+  if (kind != LogitSum::none) sums.finish();
 }
 
+/// Number of vectors of y, and of dy, that are kept in registers: half of a target's registers hold both.
+template <class S>
+inline constexpr int most_in_registers = S::tile_rows;
+
 /// Computes rows of softmax one at a time. The first `vectors` vectors of y and dy stay in registers between the
-/// two passes, others are read twice. `vectors` is the number of a row's vectors, or most_in_registers.
-template <class S, int vectors, bool with_logits>
-void gradients_in_registers(const GradientRows<typename S::Value>& rows, typename S::Value c,
+/// two passes, others are read twice. `has_rest`: a row has more vectors.
+template <class S, int vectors, bool has_rest, LogitSum kind>
+void gradients_in_registers(const GradientRows<typename S::Value>& all, typename S::Value c,
                             index_t rows_of_sum, typename S::Value* to) {
   using T = typename S::Value;
   using V = typename S::V;
   using Row = SoftmaxRowGradient<S>;
+  const GradientRows<T> rows = all;  // a copy stays in registers, because no store changes it
   constexpr index_t w = S::width, last = (vectors - 1) * w;
-  const index_t kept = std::min(rows.n, vectors * w), rest = rows.n - kept;
+  constexpr bool with_logits = kind != LogitSum::none;
+  const index_t kept = has_rest ? vectors * w : rows.n, rest = rows.n - kept;
   const T* y = rows.out;
   const T* dy = rows.dout;
   const T* z = rows.logits;
@@ -235,24 +256,22 @@ void gradients_in_registers(const GradientRows<typename S::Value>& rows, typenam
       sum[i % 2] = S::fma(y_kept[i], dy_kept[i], sum[i % 2]);
     }
     V lanes = S::add(sum[0], sum[1]);
-    if (rest > 0) lanes = S::add(lanes, dot_lanes<S>(y + kept, dy + kept, rest));
+    if constexpr (has_rest) lanes = S::add(lanes, dot_lanes<S>(y + kept, dy + kept, rest));
     const V mean = fold_one<S>(lanes);
-    LogitGradient<S> gradient(c, c < 0);
+    LogitGradient<S, kind> gradient(c);
     SSMAX_UNROLL
     for (int i = 0; i < vectors; ++i) {
       const V u = S::mul(y_kept[i], S::sub(dy_kept[i], mean));
       if (i + 1 < vectors) {
-        S::store(dz + i * w, gradient.whole(u, with_logits ? z + i * w : nullptr));
+        S::store(dz + i * w, gradient.whole(u, z, i * w));
       } else {
-        if (with_logits) gradient.add(u, load_up_to<S>(z + last, kept - last, T{0}));
-        store_up_to<S>(dz + last, S::mul(gradient.factor, u), kept - last);
+        store_up_to<S>(dz + last, gradient.up_to(u, z, last, kept - last), kept - last);
       }
     }
     lanes = gradient.sum;
-    if (rest > 0) {
-      lanes = S::add(
-          lanes, Row::template write<0, with_logits>(y + kept, dy + kept, with_logits ? z + kept : z, rest,
-                                                     mean, LogitGradient<S>(c, c < 0), dz + kept));
+    if constexpr (has_rest) {
+      lanes = S::add(lanes, Row::template write<0, kind>(y + kept, dy + kept, with_logits ? z + kept : z,
+                                                         rest, mean, c, dz + kept));
     }
     if (with_logits) {
       sums.add(lanes);
@@ -265,43 +284,45 @@ void gradients_in_registers(const GradientRows<typename S::Value>& rows, typenam
   if (with_logits) sums.finish();
 }
 
-/// Number of vectors of y, and of dy, that are kept in registers: half of a target's registers hold both.
-template <class S>
-inline constexpr int most_in_registers = S::tile_rows;
-
-template <class S, bool with_logits, int vectors = 2>
+template <class S, LogitSum kind, int vectors = 2>
 void gradients_of_vectors(const GradientRows<typename S::Value>& rows, typename S::Value c,
                           index_t rows_of_sum, typename S::Value* sums) {
+  if (rows.n <= vectors * S::width)
+    return gradients_in_registers<S, vectors, false, kind>(rows, c, rows_of_sum, sums);
   if constexpr (vectors < most_in_registers<S>) {
-    if (rows.n > vectors * S::width)
-      return gradients_of_vectors<S, with_logits, vectors + 1>(rows, c, rows_of_sum, sums);
+    gradients_of_vectors<S, kind, vectors + 1>(rows, c, rows_of_sum, sums);
+  } else {
+    gradients_in_registers<S, vectors, true, kind>(rows, c, rows_of_sum, sums);
   }
-  gradients_in_registers<S, vectors, with_logits>(rows, c, rows_of_sum, sums);
 }
 
-template <class S, bool with_logits>
-void softmax_gradients_of(const GradientRows<typename S::Value>& rows, typename S::Value c,
-                          index_t rows_of_sum, typename S::Value* sums) {
-  using Row = SoftmaxRowGradient<S>;
-  const index_t vectors = (rows.n + S::width - 1) / S::width;
-  if (vectors <= 1) return gradients_of_rows<S, Row, 1, with_logits>(rows, c, rows_of_sum, sums);
-  if (vectors <= 16) return gradients_of_vectors<S, with_logits>(rows, c, rows_of_sum, sums);
-  gradients_of_rows<S, Row, 0, with_logits>(rows, c, rows_of_sum, sums);
+template <class S, LogitSum kind>
+void short_softmax_gradients(const GradientRows<typename S::Value>& rows, typename S::Value c,
+                             index_t rows_of_sum, typename S::Value* sums) {
+  if (rows.n > S::width) return gradients_of_vectors<S, kind>(rows, c, rows_of_sum, sums);
+  gradients_of_rows<S, SoftmaxRowGradient<S>, 1, kind>(rows, c, rows_of_sum, sums);
 }
 
 template <class S>
 void softmax_gradients(const GradientRows<typename S::Value>& rows, typename S::Value c, index_t rows_of_sum,
                        typename S::Value* sums) {
-  if (rows.logits != nullptr) return softmax_gradients_of<S, true>(rows, c, rows_of_sum, sums);
-  softmax_gradients_of<S, false>(rows, c, rows_of_sum, sums);
+  using Row = SoftmaxRowGradient<S>;
+  const bool has_logits = rows.logits != nullptr;
+  if (rows.n <= 16 * S::width) {
+    return has_logits ? short_softmax_gradients<S, LogitSum::of_any_c>(rows, c, rows_of_sum, sums)
+                      : short_softmax_gradients<S, LogitSum::none>(rows, c, rows_of_sum, sums);
+  }
+  if (!has_logits) return gradients_of_rows<S, Row, 0, LogitSum::none>(rows, c, rows_of_sum, sums);
+  if (c < 0) return gradients_of_rows<S, Row, 0, LogitSum::of_any_c>(rows, c, rows_of_sum, sums);
+  gradients_of_rows<S, Row, 0, LogitSum::of_positive_c>(rows, c, rows_of_sum, sums);
 }
 
 template <class S>
 void log_softmax_gradients(const GradientRows<typename S::Value>& rows, typename S::Value c,
                            index_t rows_of_sum, typename S::Value* sums) {
   using Row = LogSoftmaxRowGradient<S>;
-  if (rows.logits == nullptr) return gradients_of_rows<S, Row, 0, false>(rows, c, rows_of_sum, sums);
-  gradients_of_rows<S, Row, 0, true>(rows, c, rows_of_sum, sums);
+  if (rows.logits == nullptr) return gradients_of_rows<S, Row, 0, LogitSum::none>(rows, c, rows_of_sum, sums);
+  gradients_of_rows<S, Row, 0, LogitSum::of_any_c>(rows, c, rows_of_sum, sums);
 }
 
 template <class S>
@@ -311,15 +332,14 @@ typename S::Value row_backward(const GradientRows<typename S::Value>& row, typen
   using Row = SoftmaxRowGradient<S>;
   const T *y = row.out, *dy = row.dout, *z = row.logits;
   const typename S::V m = S::set(mean);
-  const LogitGradient<S> gradient(c, false);
-  return S::reduce_sum(z == nullptr
-                           ? Row::template write<0, false>(y, dy, z, row.n, m, gradient, row.dlogits)
-                           : Row::template write<0, true>(y, dy, z, row.n, m, gradient, row.dlogits));
+  return S::reduce_sum(
+      z == nullptr ? Row::template write<0, LogitSum::none>(y, dy, z, row.n, m, c, row.dlogits)
+                   : Row::template write<0, LogitSum::of_positive_c>(y, dy, z, row.n, m, c, row.dlogits));
 }
 
-template <class S>
-typename S::Value row_log_backward(const GradientRows<typename S::Value>& row, const typename S::Value* p,
-                                   typename S::Value total, typename S::Value c) {
+template <class S, LogitSum kind>
+typename S::V row_log_gradient(const GradientRows<typename S::Value>& row, const typename S::Value* p,
+                               typename S::Value total, typename S::Value c) {
   using T = typename S::Value;
   using V = typename S::V;
   constexpr index_t w = S::width;
@@ -327,19 +347,27 @@ typename S::Value row_log_backward(const GradientRows<typename S::Value>& row, c
   T* dz = row.dlogits;
   const index_t n = row.n;
   const V k = S::set(total);
-  LogitGradient<S> gradient(c, false);
+  LogitGradient<S, kind> gradient(c);
   index_t i = 0;
   for (; i + w <= n; i += w) {
     const V u = S::keep(unmasked<S>(S::load(log_p + i)), S::sub(S::load(dy + i), S::mul(k, S::load(p + i))));
-    S::store(dz + i, gradient.whole(u, z == nullptr ? nullptr : z + i));
+    S::store(dz + i, gradient.whole(u, z, i));
   }
   if (i < n) {
     const V u =
         S::keep(unmasked<S>(S::load_part(log_p + i, n - i, T{0})),
                 S::sub(S::load_part(dy + i, n - i, T{0}), S::mul(k, S::load_part(p + i, n - i, T{0}))));
-    S::store_part(dz + i, gradient.part(u, z == nullptr ? nullptr : z + i, n - i), n - i);
+    S::store_part(dz + i, gradient.part(u, z, i, n - i), n - i);
   }
-  return S::reduce_sum(gradient.sum);
+  return gradient.sum;
+}
+
+template <class S>
+typename S::Value row_log_backward(const GradientRows<typename S::Value>& row, const typename S::Value* p,
+                                   typename S::Value total, typename S::Value c) {
+  return S::reduce_sum(row.logits == nullptr
+                           ? row_log_gradient<S, LogitSum::none>(row, p, total, c)
+                           : row_log_gradient<S, LogitSum::of_positive_c>(row, p, total, c));
 }
 
 template <class T>

@@ -25,28 +25,31 @@ SSMAX_INLINE Normalizer normalizer_of(const Result<Compute>& result, const Query
                     seen.multiplier, seen.n > 0)};
 }
 
+/// Writes lse of one query. Sets `factor`: its row of out is factor · o. Returns where to write this row. Returns
+/// `scratch` if the row must be converted afterwards.
+template <class Compute>
+SSMAX_INLINE Compute* place_output(const Result<Compute>& result, const QueryRow& seen,
+                                   const Normalizer& normalizer, Compute* scratch, Compute& factor) {
+  if (result.lse.is_given()) {
+    result.lse(seen.entry(), seen.query.head, seen.row()) = static_cast<Compute>(normalizer.lse());
+  }
+  factor = static_cast<Compute>(normalizer.factor);
+  return result.out.stage(seen.entry(), seen.query.head, seen.row(), scratch);
+}
+
 /// Writes the result of one query, except its row of out or o. `state_row` is its row in states. The state is
-/// Σ exp(c·z) = 2^shift · sum.
-/// Sets `factor`: the missing row is factor · o. Returns where to write this row. Returns `scratch` if the row must
-/// be converted afterwards.
+/// Σ exp(c·z) = 2^shift · sum. Otherwise as place_output, with o in place of out for a state.
 template <class Compute>
 SSMAX_INLINE Compute* place_result(const Result<Compute>& result, const QueryRow& seen, index_t state_row,
                                    Compute shift, Compute sum, Compute* scratch, Compute& factor) {
-  const Query& query = seen.query;
   const AttentionState<Compute>& state = result.state;
-  if (state.shift.data_handle() != nullptr) {
-    const SoftmaxState<Compute> to = state_of(state, query.batch, query.head, state_row);
-    *to.shift = shift;
-    *to.sum = sum;
-    factor = 1;
-    return to.o;
-  }
-  const Normalizer normalizer = normalizer_of(result, seen, shift, sum);
-  if (result.lse.is_given()) {
-    result.lse(seen.entry(), query.head, seen.row()) = static_cast<Compute>(normalizer.lse());
-  }
-  factor = static_cast<Compute>(normalizer.factor);
-  return result.out.stage(seen.entry(), query.head, seen.row(), scratch);
+  if (state.shift.data_handle() == nullptr)
+    return place_output(result, seen, normalizer_of(result, seen, shift, sum), scratch, factor);
+  const SoftmaxState<Compute> to = state_of(state, seen.query.batch, seen.query.head, state_row);
+  *to.shift = shift;
+  *to.sum = sum;
+  factor = 1;
+  return to.o;
 }
 
 /// Returns whether place_result returns scratch.
@@ -77,21 +80,30 @@ void store_result(const Result<Compute>& result, const QueryRow& seen, index_t s
 /// weight is 1, and so large that logits are normal numbers.
 inline constexpr double multiplier_for_0 = 0x1p-100;
 
-/// Writes the statistics of one query, or those of its state. x is z·unit. The bounds of a state that continues are
-/// merged as z: division is monotone, so they are bit-identical to one call.
+/// Writes the whole result of one query and its statistics. Overwrites o. x is z·unit. The bounds of a state that
+/// continues are merged as z: division is monotone, so they are bit-identical to one call.
 template <class Compute>
-void store_statistics(const Result<Compute>& result, const QueryRow& seen, index_t state_row,
-                      const SoftmaxState<Compute>& state, double unit) {
-  const TileStatistics<Compute>& of = state.statistics;
+void store_with_statistics(const Result<Compute>& result, const QueryRow& row, index_t state_row,
+                           const SoftmaxState<Compute>& state, index_t dv) {
+  QueryRow seen = row;
   const Query& query = seen.query;
+  const double unit = seen.multiplier * std::numbers::log2e;
+  if (seen.multiplier == multiplier_for_0) {
+    seen.multiplier = 0;
+    if (std::isfinite(*state.shift)) *state.shift = 0;
+  }
+  const TileStatistics<Compute>& of = state.statistics;
   Compute largest = static_cast<Compute>(*of.largest / unit),
           smallest = static_cast<Compute>(*of.smallest / unit);
   if (unit < 0) std::swap(largest, smallest);
   if (result.state.shift.data_handle() == nullptr) {
+    const Normalizer normalizer = normalizer_of(result, seen, *state.shift, *state.sum);
     write_statistics(result.statistics, {seen.entry(), query.head - result.out.first_head(), seen.row()},
-                     normalizer_of(result, seen, *state.shift, *state.sum).factor, *state.sum,
-                     {&largest, &smallest, of.distances, of.squares});
-    return;
+                     normalizer.factor, *state.sum, {&largest, &smallest, of.distances, of.squares});
+    Compute factor;
+    Compute* numbers = place_output(result, seen, normalizer, state.o, factor);
+    kernels<RowKernels<Compute>>().multiply(state.o, dv, factor, numbers);
+    return narrow_result(result, seen, numbers);
   }
   const TileStatistics<Compute> to = statistics_of(result.state, query.batch, query.head, state_row);
   if (!result.continues() || !seen.sequence->has_start) to.reset();
@@ -99,20 +111,7 @@ void store_statistics(const Result<Compute>& result, const QueryRow& seen, index
   *to.smallest = std::min(*to.smallest, smallest);
   *to.distances = *of.distances;
   *to.squares = *of.squares;
-}
-
-/// Writes the whole result of one query and its statistics. Overwrites o.
-template <class Compute>
-void store_with_statistics(const Result<Compute>& result, const QueryRow& row, index_t state_row,
-                           const SoftmaxState<Compute>& state, index_t dv) {
-  QueryRow seen = row;
-  const double unit = seen.multiplier * std::numbers::log2e;
-  if (seen.multiplier == multiplier_for_0) {
-    seen.multiplier = 0;
-    if (std::isfinite(*state.shift)) *state.shift = 0;
-  }
   store_result(result, seen, state_row, state, dv);
-  store_statistics(result, seen, state_row, state, unit);
 }
 
 SSMAX_END
