@@ -246,13 +246,10 @@ requires(detail::is_call<A, P...>()) void count_within_gaps(
   const char* function = "count_within_gaps";
   const detail::Policies<P...> given(policies...);
   const auto& score = detail::kept_score(given.score);
-  using M = std::remove_cvref_t<decltype(given.mask)>;
-  using C = std::remove_cvref_t<decltype(score)>;
   detail::check_gap_counts<A>(function, a, to);
   AttentionArguments<A> logits = detail::without_values(a);
   shared::ForwardCall<A> call{};
-  const auto run = [&](const shared::Variant<A>& variant, const RowStatistics<A>& statistics) {
-    logits.statistics = statistics;
+  const auto pass = [&](const shared::Variant<A>& variant) {
     call = {};
     detail::build_call(function, logits, a.keys, call);
     call.problem.keys.leave_out_values();
@@ -260,16 +257,14 @@ requires(detail::is_call<A, P...>()) void count_within_gaps(
     compiled::open_call(call, variant);
     a.q.functions()->run(call.problem, variant, call.result, a.workspace, given.executor);
   };
-  run(detail::LogitVariant<A, M, C>(detail::unit_of_log2, given.mask, score), {.largest = to.largest});
-  const auto [batch, heads, queries] = to.largest.extents();
-  for (index_t g = 0; g < std::ssize(to.gaps); ++g) {
-    const View<A, 4>& all = to.counts;
-    const View<A, 3> counts(all.data_handle() + g * all.stride(0), {batch, heads, queries},
-                            {all.stride(1), all.stride(2), all.stride(3)});
-    const A gap = to.gaps[static_cast<std::size_t>(g)];
-    run(detail::GapVariant<A, M, C>(given.mask, score, to.largest, gap), {.sum_of_squares = counts});
-    detail::invert_counts(call.problem, counts, to.largest);
-  }
+  const auto finish = [&](const View<A, 3>& counts) {
+    for (index_t b = 0; b < call.problem.sequences(); ++b) {
+      const shared::Sequence rows = detail::sequence_of(call.problem, b);
+      detail::invert_counts(counts, to.largest, rows.entry, rows.first_row, rows.queries);
+    }
+  };
+  detail::for_each_pass(to, detail::logit_variant<A>(given.mask, score),
+                        detail::LargestInPlace<A>{to.largest}, logits, pass, finish);
 }
 
 SSMAX_MISTAKES_OF(count_within_gaps, const std::type_identity_t<AttentionArguments<detail::ComputeOr<A>>>&,

@@ -100,6 +100,7 @@
 #include "attention_backward.hpp"
 #include "detail/mpi/by_heads.hpp"
 #include "detail/mpi/check.hpp"
+#include "detail/mpi/gap_counts.hpp"
 #include "detail/mpi/ring_backward.hpp"
 #include "detail/mpi/ring_forward.hpp"
 #include "detail/mpi/row_gradient_sums.hpp"
@@ -158,33 +159,96 @@ requires(detail::is_call<A, P...>()) void attention(Communicator& comm, const La
   const detail::VariantOf<A, decltype(given)> variant(given.scaling, given.mask, given.score);
   const detail::AttentionOverRanks<A> call{"mpi::attention", comm, layout, a, variant, given.executor};
   const auto cache = a.keys.is_given() ? a.keys.refer() : shared::AnyKeys<A>();
-  const detail::ChunkOfKeys<A> none{cache, length, 0, {0, length}};
-  const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
-  shared::Problem<A> problem{};
-  std::int64_t fingerprint = 0;
-  const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
-    detail::check_source_arguments(call, cache, length);
-    problem = detail::problem_over_source(call, none);
-    detail::check_policies<A>(call.function, problem, variant);
-    detail::check_new_queries(call.function, problem, a.more_queries_than_keys, given.has_mask);
-    if (comm.ranks() > 1) fingerprint = detail::fingerprint_of_all<A>(variant, shape, cache.shape().kv_heads);
-  });
-  auto agreement = detail::agreement_of<decltype(variant)>(call, cache.shape(), true);
-  agreement.add("the type that the cache stores", detail::fingerprint_of_storage(a.keys, cache));
-  agreement.add("length", length);
-  agreement.add("the number of positions of q", a.q.extent(2));
-  agreement.add("the presence of statistics", a.statistics.functions() != nullptr ? 1 : 0);
-  agreement.add("a result of scaling, mask or score", fingerprint);
-  agreement.settle(comm, complaint);
-  if (shape.rows() == 0) return;
-  detail::exchange_or_abort(comm, call.function,
-                            [&] { detail::SpreadDecode<A>(call, problem, cache, length).run(); });
+  const detail::ChunkOfKeys<A> all{cache, length, 0, {0, length}};
+  if (!detail::agree_on_source(
+          call, variant, all, given.has_mask, [] {}, 0))
+    return;
+  detail::exchange_or_abort(comm, call.function, [&] { detail::SpreadDecode<A>(call, all).run(); });
 }
 
 SSMAX_MISTAKES_OF(attention, Communicator&, const Layout&,
                   const std::type_identity_t<AttentionArguments<detail::ComputeOr<A>>>&)
 SSMAX_MISTAKES_OF(attention, Communicator&, const Layout&, index_t,
                   const std::type_identity_t<AttentionArguments<detail::ComputeOr<A>>>&)
+
+/// Counts the visible keys within gaps of each query's largest logit (count_within_gaps of attention.hpp). Collective.
+/// The results hold the queries of the rank, in the order of its segments. The gaps are equal on all ranks. Keys travel
+/// to the queries, also with `layout.by_heads()`, once for `largest` and once per gap. Values do not travel. Throws as
+/// mpi::attention and as count_within_gaps.
+template <class A = float, class... P>
+requires(detail::is_call<A, P...>()) void count_within_gaps(
+    Communicator& comm, const Layout& layout, const std::type_identity_t<AttentionArguments<A>>& a,
+    const std::type_identity_t<GapCounts<A>>& to, P&&... policies) {
+  const detail::Policies<P...> given(policies...);
+  const auto& score = detail::kept_score(given.score);
+  const auto variant = detail::logit_variant<A>(given.mask, score);
+  const Layout by_keys(layout.segments(), layout.ranks());
+  AttentionArguments<A> logits = detail::without_values(a);
+  const auto call_of = [&](const shared::Variant<A>& of_pass) {
+    return detail::AttentionOverRanks<A>{
+        "mpi::count_within_gaps", comm, by_keys, logits, of_pass, given.executor};
+  };
+  const auto call = call_of(variant);
+  detail::PolicyFacts facts;
+  const detail::Complaint complaint = detail::complaint_of(call.function, [&] {
+    detail::check_gap_counts<A>(call.function, a, to);
+    detail::check_rank_arguments(call.function, logits);
+    facts = detail::checked_policies(call, variant);
+  });
+  auto agreement = detail::agreement_of<decltype(variant)>(call, call.key_shape());
+  agreement.add("gaps", detail::fingerprint_of_gaps(to));
+  agreement.add("a result of mask or score", facts.fingerprint);
+  agreement.settle(comm, complaint);
+  if (comm.ranks() == 1) return ssmax::count_within_gaps<A>(a, to, policies...);
+  detail::compare_and_exchange(call, variant, [&] {
+    const detail::Pieces pieces(comm, by_keys, detail::travel_unit(call.key_bytes()), facts.seen);
+    detail::for_each_pass(
+        to, variant, detail::LargestOfSegment<A>{to.largest, pieces.segments()}, logits,
+        [&](const shared::Variant<A>& of_pass) { detail::ring_forward<A>(call_of(of_pass), pieces); },
+        [&](const View<A, 3>& counts) { detail::invert_counts(counts, to.largest); });
+  });
+}
+
+/// The same over a cache of the first `length` positions of a layout, as attention over a cache. The results are equal on
+/// all ranks.
+template <class A = float, class... P>
+requires(detail::is_call<A, P...>()) void count_within_gaps(
+    Communicator& comm, const Layout& layout, index_t length,
+    const std::type_identity_t<AttentionArguments<A>>& a, const std::type_identity_t<GapCounts<A>>& to,
+    P&&... policies) {
+  const detail::Policies<P...> given(policies...);
+  const auto& score = detail::kept_score(given.score);
+  const auto variant = detail::logit_variant<A>(given.mask, score);
+  AttentionArguments<A> logits = detail::without_values(a);
+  auto cache = a.keys.is_given() ? a.keys.refer() : shared::AnyKeys<A>();
+  cache.leave_out_values();
+  const detail::ChunkOfKeys<A> all{cache, length, 0, {0, length}};
+  const auto call_of = [&](const shared::Variant<A>& of_pass) {
+    return detail::AttentionOverRanks<A>{
+        "mpi::count_within_gaps", comm, layout, logits, of_pass, given.executor};
+  };
+  const auto call = call_of(variant);
+  const bool has_rows = detail::agree_on_source(
+      call, variant, all, given.has_mask, [&] { detail::check_gap_counts<A>(call.function, a, to); },
+      detail::fingerprint_of_gaps(to));
+  if (!has_rows) return;
+  detail::exchange_or_abort(comm, call.function, [&] {
+    detail::for_each_pass(
+        to, variant, detail::LargestInPlace<A>{to.largest}, logits,
+        [&](const shared::Variant<A>& of_pass) {
+          const auto pass = call_of(of_pass);
+          detail::SpreadDecode<A>(pass, all).run();
+        },
+        [&](const View<A, 3>& counts) { detail::invert_counts(counts, to.largest); });
+  });
+}
+
+SSMAX_MISTAKES_OF(count_within_gaps, Communicator&, const Layout&,
+                  const std::type_identity_t<AttentionArguments<detail::ComputeOr<A>>>&,
+                  const std::type_identity_t<GapCounts<detail::ComputeOr<A>>>&)
+SSMAX_MISTAKES_OF(count_within_gaps, Communicator&, const Layout&, index_t,
+                  const std::type_identity_t<AttentionArguments<detail::ComputeOr<A>>>&,
+                  const std::type_identity_t<GapCounts<detail::ComputeOr<A>>>&)
 
 /// Computes the gradients of attention (attention_backward.hpp) of a sequence that the layout splits over ranks.
 /// Collective. Gradients of 16 bits are sums in float, rounded once. q, k, v, out, dout, dq, dk and dv have one storage

@@ -104,6 +104,92 @@ TEST_CASE("statistics of decode over ranks are bit-identical to one cache", "[mp
   }
 }
 
+/// The largest logits and the counts of each query.
+template <class A>
+struct Counts {
+  std::vector<A> gaps{0, A(0.3), 2, std::numeric_limits<A>::infinity()}, largest, counts;
+
+  explicit Counts(std::size_t rows) : largest(rows, A(-77)), counts(gaps.size() * rows, A(-77)) {}
+  GapCounts<A> view(const Shape& s) {
+    return {gaps,
+            {largest.data(), {s.batch, s.heads, s.queries}},
+            {counts.data(), {std::ssize(gaps), s.batch, s.heads, s.queries}}};
+  }
+  bool operator==(const Counts& other) const {
+    return same_bits(largest, other.largest) && same_bits(counts, other.counts);
+  }
+};
+
+/// Returns true if the counts of every rank are those of one process.
+template <class T, class... P>
+bool has_same_counts(const Problem<T>& problem, const Layout& layout, const AttentionOptions<T>& options,
+                     const P&... policies) {
+  using A = Compute<T>;
+  const Shape& s = problem.shape;
+  const auto heads = s.batch * s.heads, gaps = std::ssize(Counts<A>(0).gaps);
+  Counts<A> whole(static_cast<std::size_t>(heads * s.queries));
+  ssmax::count_within_gaps<A>(with({.q = problem.q_view(), .k = problem.k_view()}, options), whole.view(s),
+                              policies...);
+  Share<T> share(problem, layout, world().rank());
+  Counts<A> counts(share.lse.size());
+  ssmax::mpi::count_within_gaps<A>(world(), layout, share.forward(options), counts.view(share.shape),
+                                   policies...);
+  return everywhere(
+      same_bits(counts.largest, share_of(whole.largest, heads, 1, layout, world().rank())) &&
+      same_bits(counts.counts, share_of(whole.counts, gaps * heads, 1, layout, world().rank())));
+}
+
+TEST_CASE("counts within gaps over ranks are those of one process", "[mpi]") {
+  const int ranks = world().ranks();
+  const index_t n = 1500;
+  const Problem<float> problem({2, 4, 2, n, n, 8, 5});
+  const Problem<ssmax::bfloat16> narrow({1, 4, 2, n, n, 8, 8});
+  const Rope<float> rope({.width = 8}, n);
+  std::vector<index_t> uneven(static_cast<std::size_t>(ranks));
+  uneven.back() = n;
+  for (const Layout& layout : {Layout::zigzag(n, ranks, 64), Layout::contiguous(n, ranks, 64).by_heads(),
+                               Layout::contiguous(uneven)}) {
+    CHECK(has_same_counts<float>(problem, layout, {.rope = &rope}, Causal{}, Softcap{2}));
+    CHECK(has_same_counts<float>(problem, layout, {}, SlidingWindow{700}));
+    CHECK(has_same_counts<ssmax::bfloat16>(narrow, layout, {}, Full{}));
+  }
+}
+
+TEST_CASE("counts within gaps over the caches of ranks are those of one cache", "[mpi][decode]") {
+  const index_t n = 1500, d = 8;
+  const Problem<float> problem({2, 4, 2, n, n, d, d});
+  const Layout layout = Layout::zigzag(n, world().ranks(), 64);
+  KvCache<float> whole({.batch = 2, .kv_heads = 2, .width = d, .capacity = n}),
+      share({.batch = 2,
+             .kv_heads = 2,
+             .width = d,
+             .capacity = std::max<index_t>(1, layout.count(world().rank()))});
+  whole.append(problem.k_view(), problem.v_view());
+  ssmax::mpi::append(share, layout, world().rank(), 0, problem.k_view(), problem.v_view());
+  for (const index_t queries : {1, 30}) {
+    const Shape shape{2, 4, 2, queries, 0, d, d};
+    Counts<float> one(static_cast<std::size_t>(8 * queries)), many = one;
+    const auto q = ssmax::detail::rows_of(problem.q_view(), n - queries, queries);
+    ssmax::count_within_gaps({.q = q, .keys = whole}, one.view(shape), Causal{});
+    ssmax::mpi::count_within_gaps(world(), layout, n, {.q = q, .keys = share}, many.view(shape), Causal{});
+    CHECK(everywhere(one == many));
+  }
+}
+
+TEST_CASE("gaps that differ between ranks are refused on every rank", "[mpi][errors]") {
+  if (world().ranks() == 1) return;
+  mpi_call::Call call;
+  Counts<double> counts(call.share.lse.size());
+  const Counts<double> untouched = counts;
+  if (mpi_call::is_last()) counts.gaps[1] = 1;
+  const std::string message = refusal([&] {
+    ssmax::mpi::count_within_gaps<double>(world(), call.layout, call.arguments,
+                                          counts.view(call.share.shape));
+  });
+  mpi_call::check_refused_alike(call, message, {"mpi::count_within_gaps", "gaps", "differs"});
+  CHECK(everywhere(counts == untouched));
+}
+
 TEST_CASE("statistics that only some ranks ask for are refused on every rank", "[mpi][errors]") {
   if (world().ranks() == 1) return;
   for (const bool by_heads : {false, true}) {

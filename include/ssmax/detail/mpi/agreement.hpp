@@ -176,7 +176,7 @@ class Agreement {
   }
 
  private:
-  static constexpr std::size_t most = 25;
+  static constexpr std::size_t most = 32;
   static constexpr std::int64_t silence = std::numeric_limits<std::int64_t>::min();
   const char* function_;
   std::array<const char*, most> names_{};

@@ -43,9 +43,10 @@ void check_members(const char* function, const Arguments& a) {
   check_no_lengths(function, a.lengths, "over ranks");
 }
 
-/// Throws unless a tensor is given and has the storage type of q.
+/// Throws unless a tensor is given and has the storage type of q. Exception: a tensor without channels has any type.
 inline void check_storage(const char* function, const char* name, const Rows& tensor, const Rows& q) {
   if (tensor.element_bytes() == 0) fail_format("ssmax::%s: %s is left out, must be given", function, name);
+  if (tensor.extent(3) == 0) return;
   if (tensor.kind() != q.kind() || tensor.element_bytes() != q.element_bytes()) {
     fail_format("ssmax::%s: %s and q have different storage types, over ranks they must be the same",
                 function, name);
@@ -208,6 +209,7 @@ void check_source_arguments(const AttentionOverRanks<A>& call, const AnyKeys<A>&
   check_held(call.function, cache, call.layout, call.comm.rank(), length);
   ForwardCall<A> own{};
   build_call(call.function, a, a.keys, own);
+  own.problem.keys = cache;
   check_source_arguments(call.function, own);
   check_no_overlap(call.function, "out", a.out, "q", a.q);
   check_storage(call.function, "q", a.q, a.q);

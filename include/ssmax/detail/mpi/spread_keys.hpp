@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../attention/work/driver.hpp"
+#include "check.hpp"
 #include "datatype.hpp"
 #include "reserve.hpp"
 #include "share.hpp"
@@ -34,13 +35,42 @@ struct ChunkOfKeys {
   AnyKeys<A> refer() const { return {*this, &cache.k_type(), &cache.v_type()}; }
 };
 
-/// Returns the problem of all queries of a call over a cache. Its keys are `none`, which are not read.
+/// Returns the problem of all queries of a call over a cache. Its keys are `all`, which are not read.
 template <class A>
-Problem<A> problem_over_source(const AttentionOverRanks<A>& call, const ChunkOfKeys<A>& none) {
-  Problem<A> problem = make_problem<A>(call.function, call.a.q, none.refer(), call.a);
+Problem<A> problem_over_source(const AttentionOverRanks<A>& call, const ChunkOfKeys<A>& all) {
+  Problem<A> problem = make_problem<A>(call.function, call.a.q, all.refer(), call.a);
   problem.in_cache = true;
   complete_source(problem, facts_of(call.a), call.variant);
   return problem;
+}
+
+/// Collective. Compares a call over a cache with those of the other ranks. `all` are the keys of the whole sequence.
+/// check() throws unless further arguments fit, and `further` is their hash. Returns whether the call has rows.
+template <class A, class V, class F>
+bool agree_on_source(const AttentionOverRanks<A>& call, const V& variant, const ChunkOfKeys<A>& all,
+                     bool has_mask, const F& check, std::int64_t further) {
+  const AttentionArguments<A>& a = call.a;
+  const index_t length = all.length_of_sequence;
+  const QueryShape shape{a.q.extent(0), a.q.extent(1), a.q.extent(2), length};
+  std::int64_t fingerprint = 0;
+  const Complaint complaint = complaint_of(call.function, [&] {
+    check();
+    check_source_arguments(call, all.cache, length);
+    const Problem<A> problem = problem_over_source(call, all);
+    check_policies<A>(call.function, problem, call.variant);
+    check_new_queries(call.function, problem, a.more_queries_than_keys, has_mask);
+    if (call.comm.ranks() > 1)
+      fingerprint = fingerprint_of_all<A>(variant, shape, all.cache.shape().kv_heads);
+  });
+  auto agreement = agreement_of<V>(call, all.cache.shape(), true);
+  agreement.add("the type that the cache stores", fingerprint_of_storage(a.keys, all.cache));
+  agreement.add("length", length);
+  agreement.add("the number of positions of q", a.q.extent(2));
+  agreement.add("the presence of statistics", a.statistics.functions() != nullptr ? 1 : 0);
+  agreement.add("gaps", further);
+  agreement.add("a result of scaling, mask or score", fingerprint);
+  agreement.settle(call.comm, complaint);
+  return shape.rows() > 0;
 }
 
 /// Returns the chunks of the first `length` positions, in order. Chunks end at multiples of key_chunk, at the
@@ -80,22 +110,21 @@ struct SpreadMemory {
   Compute *states, *sum;
 };
 
-/// Decode over the keys of all ranks. `problem` is the problem of all queries. Requires that the arguments of the
+/// Decode over the keys of all ranks. `all` are the keys of the whole sequence. Requires that the arguments of the
 /// constructor outlive the object.
 template <class A>
 class SpreadDecode {
  public:
-  SpreadDecode(const AttentionOverRanks<A>& call, const Problem<A>& problem, const AnyKeys<A>& cache,
-               index_t length)
+  SpreadDecode(const AttentionOverRanks<A>& call, const ChunkOfKeys<A>& all)
       : call_(call),
-        problem_(problem),
-        cache_(cache),
-        shape_{problem.q.extent(0), problem.q.extent(1), problem.q.extent(2), length},
+        problem_(problem_over_source(call, all)),
+        cache_(all.cache),
+        shape_{call.a.q.extent(0), call.a.q.extent(1), call.a.q.extent(2), all.length_of_sequence},
         states_{.rows = shape_.rows(),
-                .channels = problem.value_width(),
-                .has_statistics = problem.statistics != nullptr},
+                .channels = problem_.value_width(),
+                .has_statistics = problem_.statistics != nullptr},
         size_(states_.size()),
-        chunks_(chunks_of(call.layout, length)) {}
+        chunks_(chunks_of(call.layout, all.length_of_sequence)) {}
 
   /// Collective. Writes out and lse on every rank.
   void run() const {
@@ -173,7 +202,7 @@ class SpreadDecode {
   }
 
   const AttentionOverRanks<A>& call_;
-  const Problem<A>& problem_;
+  const Problem<A> problem_;
   const AnyKeys<A>& cache_;
   const QueryShape shape_;
   const StateLayout states_;  // of all queries

@@ -51,14 +51,26 @@ const auto& kept_score(const C& score) {
 /// The variant of the call that finds the largest logits.
 template <class A, class M, class C>
 using LogitVariant = UserVariant<A, Constant, M, C>;
-
-/// The variant of a call that counts. A logit becomes 0 if it is at least `largest` - gap, else -inf.
 template <class A, class M, class C>
+LogitVariant<A, M, C> logit_variant(const M& mask, const C& score) {
+  return {unit_of_log2, mask, score};
+}
+
+/// Returns the largest logit of a query, by the query's place in the tensors of the call.
+template <class A>
+struct LargestInPlace {
+  View<A, 3> largest;
+
+  A operator()(const QueryRow& row) const { return largest(row.entry(), row.query.head, row.row()); }
+};
+
+/// The variant of a call that counts. A logit becomes 0 if it is at least largest(row) - gap, else -inf.
+template <class A, class M, class C, class Largest>
 class GapVariant final : public LogitVariant<A, M, C> {
   using Base = LogitVariant<A, M, C>;
 
  public:
-  GapVariant(const M& a_mask, const C& a_score, const View<A, 3>& largest, A gap)
+  GapVariant(const M& a_mask, const C& a_score, const Largest& largest, A gap)
       : Base(unit_of_log2, a_mask, a_score), largest_(largest), gap_(gap) {}
 
   void apply(const Logits<A>& logits, const TileScratch<A>& memory) const override {
@@ -89,12 +101,11 @@ class GapVariant final : public LogitVariant<A, M, C> {
 
   /// Returns the smallest logit that counts. The bound is finite or NaN: a masked logit is below it.
   A bound_of(const QueryRow& row) const {
-    return std::max(largest_(row.entry(), row.query.head, row.row()) - gap_,
-                    std::numeric_limits<A>::lowest());
+    return std::max(largest_(row) - gap_, std::numeric_limits<A>::lowest());
   }
 
-  View<A, 3> largest_;
-  A gap_;
+  const Largest largest_;
+  const A gap_;
 };
 
 /// Returns the arguments of a call that computes logits alone.
@@ -108,6 +119,43 @@ AttentionArguments<A> without_values(AttentionArguments<A> a) {
   a.scaled_sinks = false;
   a.dropout = {};
   return a;
+}
+
+/// Replaces Σ p² by 1 / Σ p² in some rows of an entry. Writes NaN where the largest logit is NaN.
+template <class A>
+void invert_counts(const View<A, 3>& counts, const View<A, 3>& largest, index_t entry, index_t first,
+                   index_t rows) {
+  for (index_t h = 0; h < counts.extent(1); ++h) {
+    for (index_t i = first; i < first + rows; ++i) {
+      A& n = counts(entry, h, i);
+      if (n != 0) n = std::round(1 / n);
+      if (std::isnan(largest(entry, h, i))) n = largest(entry, h, i);
+    }
+  }
+}
+
+/// The same for all rows.
+template <class A>
+void invert_counts(const View<A, 3>& counts, const View<A, 3>& largest) {
+  for (index_t b = 0; b < counts.extent(0); ++b) invert_counts(counts, largest, b, 0, counts.extent(2));
+}
+
+/// Calls pass(variant) for the pass that finds the largest logits, then for the pass of each gap, and finish(counts) after
+/// it. Sets the statistics of `logits`, which each pass takes.
+template <class A, class M, class C, class Largest, class Pass, class Finish>
+void for_each_pass(const GapCounts<A>& to, const LogitVariant<A, M, C>& variant, const Largest& largest,
+                   AttentionArguments<A>& logits, const Pass& pass, const Finish& finish) {
+  logits.statistics = RowStatistics<A>{.largest = to.largest};
+  pass(variant);
+  const View<A, 4>& all = to.counts;
+  for (index_t g = 0; g < std::ssize(to.gaps); ++g) {
+    const View<A, 3> counts(all.data_handle() + g * all.stride(0), to.largest.extents(),
+                            {all.stride(1), all.stride(2), all.stride(3)});
+    logits.statistics = RowStatistics<A>{.sum_of_squares = counts};
+    pass(GapVariant<A, M, C, Largest>(variant.mask, variant.score, largest,
+                                      to.gaps[static_cast<std::size_t>(g)]));
+    finish(counts);
+  }
 }
 
 /// Throws unless gaps and results fit the tensors of the call.
@@ -137,21 +185,6 @@ void check_gap_counts(const char* function, const AttentionArguments<A>& a, cons
   };
   check_inputs("largest", to.largest);
   check_inputs("counts", to.counts);
-}
-
-/// Replaces Σ p² by 1 / Σ p² in the rows of the sequences. Writes NaN where the largest logit is NaN.
-template <class A>
-void invert_counts(const Problem<A>& problem, const View<A, 3>& counts, const View<A, 3>& largest) {
-  for (index_t b = 0; b < problem.sequences(); ++b) {
-    const Sequence rows = sequence_of(problem, b);
-    for (index_t h = 0; h < counts.extent(1); ++h) {
-      for (index_t i = rows.first_row; i < rows.first_row + rows.queries; ++i) {
-        A& n = counts(rows.entry, h, i);
-        if (n != 0) n = std::round(1 / n);
-        if (std::isnan(largest(rows.entry, h, i))) n = largest(rows.entry, h, i);
-      }
-    }
-  }
 }
 
 SSMAX_END
