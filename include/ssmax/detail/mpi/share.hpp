@@ -180,11 +180,8 @@ void store_complete(const Result<Compute>& result, const QueryRow& seen, index_t
                     const AttentionState<Compute>& state, index_t dv) {
   const index_t batch = seen.query.batch, head = seen.query.head;
   const SoftmaxState<Compute> own = state_of(state, batch, head, row);
-  store_result(result, seen, row, own, dv);
-  if (!state.has_statistics()) return;
-  write_statistics(result.statistics, {batch, head, row},
-                   normalizer_of(result, seen, *own.shift, *own.sum).factor, *own.sum,
-                   statistics_of(state, batch, head, row));
+  if (!state.has_statistics()) return store_result(result, seen, row, own, dv);
+  store_output(result, seen, own, statistics_of(state, batch, head, row), dv);
 }
 
 /// Returns the blocks of keys that queries [begin, end) may see. Exception: if the mask's runs are not known,

@@ -76,6 +76,19 @@ void store_result(const Result<Compute>& result, const QueryRow& seen, index_t s
   narrow_result(result, seen, numbers);
 }
 
+/// Writes out, lse and the statistics of one query. The bounds in `statistics` are those of z. Overwrites o.
+template <class Compute>
+void store_output(const Result<Compute>& result, const QueryRow& seen, const SoftmaxState<Compute>& state,
+                  const TileStatistics<Compute>& statistics, index_t dv) {
+  const Normalizer normalizer = normalizer_of(result, seen, *state.shift, *state.sum);
+  write_statistics(result.statistics, {seen.entry(), seen.query.head - result.out.first_head(), seen.row()},
+                   normalizer.factor, *state.sum, statistics);
+  Compute factor;
+  Compute* numbers = place_output(result, seen, normalizer, state.o, factor);
+  kernels<RowKernels<Compute>>().multiply(state.o, dv, factor, numbers);
+  narrow_result(result, seen, numbers);
+}
+
 /// The multiplier that replaces a c of 0 in a call with statistics, which divide by it. It is so small that every
 /// weight is 1, and so large that logits are normal numbers.
 inline constexpr double multiplier_for_0 = 0x1p-100;
@@ -97,13 +110,7 @@ void store_with_statistics(const Result<Compute>& result, const QueryRow& row, i
           smallest = static_cast<Compute>(*of.smallest / unit);
   if (unit < 0) std::swap(largest, smallest);
   if (result.state.shift.data_handle() == nullptr) {
-    const Normalizer normalizer = normalizer_of(result, seen, *state.shift, *state.sum);
-    write_statistics(result.statistics, {seen.entry(), query.head - result.out.first_head(), seen.row()},
-                     normalizer.factor, *state.sum, {&largest, &smallest, of.distances, of.squares});
-    Compute factor;
-    Compute* numbers = place_output(result, seen, normalizer, state.o, factor);
-    kernels<RowKernels<Compute>>().multiply(state.o, dv, factor, numbers);
-    return narrow_result(result, seen, numbers);
+    return store_output(result, seen, state, {&largest, &smallest, of.distances, of.squares}, dv);
   }
   const TileStatistics<Compute> to = statistics_of(result.state, query.batch, query.head, state_row);
   if (!result.continues() || !seen.sequence->has_start) to.reset();
