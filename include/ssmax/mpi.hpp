@@ -209,8 +209,8 @@ requires(detail::is_call<A, P...>()) void count_within_gaps(
   });
 }
 
-/// The same over a cache of the first `length` positions of a layout, as attention over a cache. The results are equal on
-/// all ranks.
+/// The same over a cache of the first `length` positions of a layout, as attention over a cache. The results are equal
+/// on all ranks.
 template <class A = float, class... P>
 requires(detail::is_call<A, P...>()) void count_within_gaps(
     Communicator& comm, const Layout& layout, index_t length,

@@ -74,17 +74,23 @@ TEST_CASE("statistics over ranks are bit-identical to one process", "[mpi][heads
   }
 }
 
+/// Returns a cache of all keys, and one of this rank's.
+std::pair<KvCache<float>, KvCache<float>> caches_of(const Problem<float>& problem, const Layout& layout) {
+  const Shape& s = problem.shape;
+  const auto make = [&](index_t capacity) {
+    return KvCache<float>({.batch = s.batch, .kv_heads = s.kv_heads, .width = s.d, .capacity = capacity});
+  };
+  std::pair caches(make(s.keys), make(std::max<index_t>(1, layout.count(world().rank()))));
+  caches.first.append(problem.k_view(), problem.v_view());
+  ssmax::mpi::append(caches.second, layout, world().rank(), 0, problem.k_view(), problem.v_view());
+  return caches;
+}
+
 TEST_CASE("statistics of decode over ranks are bit-identical to one cache", "[mpi][decode]") {
   const index_t n = 2 * 1024 + 700, d = 8;
   const Problem<float> problem({2, 4, 2, n, n, d, d});
   const Layout layout = Layout::zigzag(n, world().ranks(), 1024);
-  KvCache<float> whole({.batch = 2, .kv_heads = 2, .width = d, .capacity = n}),
-      share({.batch = 2,
-             .kv_heads = 2,
-             .width = d,
-             .capacity = std::max<index_t>(1, layout.count(world().rank()))});
-  whole.append(problem.k_view(), problem.v_view());
-  ssmax::mpi::append(share, layout, world().rank(), 0, problem.k_view(), problem.v_view());
+  const auto [whole, share] = caches_of(problem, layout);
   for (const index_t queries : {1, 3, 30}) {
     const Shape shape{2, 4, 2, queries, 0, d, d};
     const auto rows = static_cast<std::size_t>(8 * queries);
@@ -159,13 +165,7 @@ TEST_CASE("counts within gaps over the caches of ranks are those of one cache", 
   const index_t n = 1500, d = 8;
   const Problem<float> problem({2, 4, 2, n, n, d, d});
   const Layout layout = Layout::zigzag(n, world().ranks(), 64);
-  KvCache<float> whole({.batch = 2, .kv_heads = 2, .width = d, .capacity = n}),
-      share({.batch = 2,
-             .kv_heads = 2,
-             .width = d,
-             .capacity = std::max<index_t>(1, layout.count(world().rank()))});
-  whole.append(problem.k_view(), problem.v_view());
-  ssmax::mpi::append(share, layout, world().rank(), 0, problem.k_view(), problem.v_view());
+  const auto [whole, share] = caches_of(problem, layout);
   for (const index_t queries : {1, 30}) {
     const Shape shape{2, 4, 2, queries, 0, d, d};
     Counts<float> one(static_cast<std::size_t>(8 * queries)), many = one;

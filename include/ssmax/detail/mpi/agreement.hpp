@@ -148,7 +148,9 @@ class Agreement {
   /// Adds a number that only some ranks have. A rank with `speaks` false does not contribute: last_agreed
   /// returns the number of the other ranks.
   void add_if(bool speaks, const char* name, std::int64_t value) {
-    SSMAX_ASSERT(count_ < most);
+    if (count_ == most)
+      fail_value(function_, "the number of arguments", "that ranks compare is",
+                 static_cast<index_t>(most) + 1, "must be at most", static_cast<index_t>(most));
     names_[count_] = name;
     extremes_[2 * count_] = speaks ? value : silence;
     extremes_[2 * count_ + 1] = speaks ? -value : silence;

@@ -140,8 +140,8 @@ void invert_counts(const View<A, 3>& counts, const View<A, 3>& largest) {
   for (index_t b = 0; b < counts.extent(0); ++b) invert_counts(counts, largest, b, 0, counts.extent(2));
 }
 
-/// Calls pass(variant) for the pass that finds the largest logits, then for the pass of each gap, and finish(counts) after
-/// it. Sets the statistics of `logits`, which each pass takes.
+/// Calls pass(variant) for the pass that finds the largest logits, then for the pass of each gap, and finish(counts)
+/// after it. Sets the statistics of `logits`, which each pass takes.
 template <class A, class M, class C, class Largest, class Pass, class Finish>
 void for_each_pass(const GapCounts<A>& to, const LogitVariant<A, M, C>& variant, const Largest& largest,
                    AttentionArguments<A>& logits, const Pass& pass, const Finish& finish) {
